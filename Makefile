@@ -1,0 +1,39 @@
+# Each target works as the only command typed on a fresh clone: it makes its own virtual environment first.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow bench lint types clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+# A normal install, not an editable one: mypy does not follow those, and this is what users get.
+$(VENV)/.installed: $(SOURCES) | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check '.[dev]'
+	@$(PY) -c 'import loadbox.mailbox._seqlock as s; print("loadbox: C core" if s.BACKEND == "c" else "loadbox: no C core could be built (is there a compiler? Python.h?); the pure-Python twin runs instead, several times slower")'
+	@touch $@
+
+demo: $(VENV)/.installed ## replay a public trace against a group of four ranks, live
+	@$(VENV)/bin/loadbox demo $(ARGS)
+
+test: $(VENV)/.installed ## the whole test suite but the slow tests, under three minutes
+	$(VENV)/bin/pytest -n 2 -m 'not slow' $(ARGS)
+
+test-slow: $(VENV)/.installed ## the slow tests, with bounded time
+	$(VENV)/bin/pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed ## ruff, and the house's own rules
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed ## mypy --strict, on the installed package
+	$(PY) -m mypy -p loadbox.mailbox -p loadbox.cli
+
+clean: ## remove what the targets made
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,3 @@
+"""The command line: ``loadbox``, or ``python -m loadbox.cli``."""
+
+__all__: list[str] = []

@@ -1,0 +1,44 @@
+"""What may be published.  Both twins come here with whatever is not four plain ints in range, so their errors are one."""
+
+from __future__ import annotations
+
+from operator import index
+
+__all__ = ["FIELDS", "check_load"]
+
+FIELDS = ("num_running", "num_waiting", "kv_active_pages", "kv_total_pages")
+_INT64_MAX = (1 << 63) - 1
+
+
+def _to_int(field: str, value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{field} must be an int, not bool; the mailbox keeps its old value")
+    try:
+        number = index(value)  # type: ignore[arg-type]  # whatever has no __index__ is what this is here to find
+    except TypeError:
+        raise TypeError(f"{field} must be an int, not {type(value).__name__}; the mailbox keeps its old value") from None
+    if not 0 <= number <= _INT64_MAX:
+        raise ValueError(f"{field} is {number}, outside 0 to 2**63 - 1; the mailbox keeps its old value")
+    return number
+
+
+def check_load(
+    num_running: object, num_waiting: object, kv_active_pages: object, kv_total_pages: object, /
+) -> tuple[int, int, int, int]:
+    """Give the four numbers back as ints that a record can hold.
+
+    Takes anything with ``__index__`` but bool.  TypeError for other types, ValueError for a negative, for more than int64 holds
+    and for more active pages than there are (a total of 0 is "no snapshot" and says nothing of the others).
+    """
+    load = (
+        _to_int(FIELDS[0], num_running),
+        _to_int(FIELDS[1], num_waiting),
+        _to_int(FIELDS[2], kv_active_pages),
+        _to_int(FIELDS[3], kv_total_pages),
+    )
+    if load[2] > load[3] > 0:
+        raise ValueError(
+            f"kv_active_pages is {load[2]} of kv_total_pages {load[3]}: more pages in use than there are; "
+            "the mailbox keeps its old value"
+        )
+    return load

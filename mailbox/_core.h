@@ -1,0 +1,68 @@
+/* What the parts of the C core share.  The latch itself is in loadbox.h. */
+#ifndef LOADBOX_CORE_H
+#define LOADBOX_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include "loadbox.h"
+
+/* Free-threaded builds serialise the methods of one object; elsewhere the interpreter's lock does. */
+#ifndef Py_BEGIN_CRITICAL_SECTION
+#define Py_BEGIN_CRITICAL_SECTION(op) {
+#define Py_END_CRITICAL_SECTION() }
+#endif
+
+enum { ABSENT, SILENT, LIVE, STALLED, DEAD, CLOSED, REFUSED, STATES };
+
+typedef struct {
+    PyObject *mailbox_error; /* MailboxError */
+    PyObject *check_load;    /* the slow and strict way to four numbers */
+    PyTypeObject *snapshot;  /* LoadSnapshot */
+    PyObject *states[STATES];
+} core_names;
+
+extern core_names core;
+extern PyTypeObject writer_type, reader_type, group_type;
+
+static inline int64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* One rank as a reader sees it.  Times are CLOCK_MONOTONIC, ns.  What a quiet read needs stands first. */
+typedef struct {
+    const lbx_segment *seg; /* NULL: not attached */
+    uint64_t seq;
+    int64_t next_check_ns;
+    int64_t last_look_ns; /* -1: none yet */
+    char have, odd, lost, unasked, same_clock;
+    int64_t bound_ns;     /* the publish was not earlier than this; -1: nothing is known of its time */
+    lbx_words words;      /* the last whole record */
+    int64_t first_seen_ns, owner_seen_ns, asked_ns;
+    int64_t phase_ns;     /* the first checks are this much early: so those of many ranks do not all fall into one read */
+    uint64_t my_time_ns;  /* inode of the reader's time namespace */
+    int fd;
+    dev_t dev;
+    ino_t ino;
+    PyObject *reason;     /* NULL or a str */
+} slot;
+
+void slot_init(slot *s, int64_t phase_ns);
+void slot_drop(slot *s);
+int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssize_t rank); /* changed?  -1: exception */
+int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns);                /* -1: exception */
+int64_t slot_age(const slot *s, int64_t now);                                               /* -1: not known */
+
+static inline int slot_has_snapshot(const slot *s)
+{
+    return s->seg != NULL && !s->odd && !s->unasked && s->words.kv_total_pages > 0;
+}
+
+#endif

@@ -1,0 +1,488 @@
+/* The readers of one rank and of a whole group.  Load-only, on read-only mappings. */
+#include "_core.h"
+
+/* ---- one rank ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    slot slot;
+    PyObject *cached; /* the LoadSnapshot of the slot's record: handed out again while that stands */
+    int64_t stall_ns, interval_ns;
+    int open;
+    PyObject *weakrefs;
+} reader;
+
+static int need_open(int open)
+{
+    if (!open)
+        PyErr_SetString(core.mailbox_error, "this reader is closed");
+    return open;
+}
+
+static int look(reader *self, int64_t now)
+{
+    int changed;
+
+    if (!need_open(self->open))
+        return -1;
+    changed = slot_look(&self->slot, now, self->interval_ns, (PyObject *)self, 0);
+    if (changed > 0)
+        Py_CLEAR(self->cached);
+    if (changed < 0 || !need_open(self->open)) /* closed by another thread while Python code ran */
+        return -1;
+    return 0;
+}
+
+/* LoadSnapshot(*words[:4]): a tuple of a subclass has the layout of a tuple. */
+static PyObject *make_snapshot(const lbx_words *w)
+{
+    const int64_t v[4] = {w->num_running, w->num_waiting, w->kv_active_pages, w->kv_total_pages};
+    PyObject *snapshot = core.snapshot->tp_alloc(core.snapshot, 4);
+    PyObject *number;
+    int i;
+
+    for (i = 0; snapshot != NULL && i < 4; i++) {
+        number = PyLong_FromLongLong(v[i]);
+        if (number == NULL)
+            Py_CLEAR(snapshot);
+        else
+            PyTuple_SET_ITEM(snapshot, i, number);
+    }
+    return snapshot;
+}
+
+static PyObject *read_slowly(reader *self, int64_t now)
+{
+    if (look(self, now) < 0)
+        return NULL;
+    if (!slot_has_snapshot(&self->slot))
+        Py_RETURN_NONE;
+    if (self->cached == NULL) {
+        self->cached = make_snapshot(&self->slot.words);
+        if (self->cached == NULL)
+            return NULL;
+    }
+    return Py_NewRef(self->cached);
+}
+
+PyDoc_STRVAR(read_doc,
+"read($self, /)\n--\n\n"
+"Give the last whole snapshot of a rank that is LIVE, STALLED or DEAD (last words), else None; never waits.");
+
+static PyObject *reader_read(reader *self, PyObject *unused)
+{
+    PyObject *result;
+    slot *s = &self->slot;
+    int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (self->cached != NULL && s->seg != NULL && now < s->next_check_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
+        s->last_look_ns = now;
+        result = Py_NewRef(self->cached);
+    } else {
+        result = read_slowly(self, now);
+    }
+    Py_END_CRITICAL_SECTION();
+    return result;
+}
+
+PyDoc_STRVAR(state_doc,
+"state($self, /)\n--\n\n"
+"Say what is known of the rank now; DEAD is told within ``liveness_interval`` of the owner's end.");
+
+static PyObject *reader_state(reader *self, PyObject *unused)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    int state = -1;
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (look(self, now) == 0)
+        state = slot_state(&self->slot, now, self->interval_ns, self->stall_ns);
+    Py_END_CRITICAL_SECTION();
+    return state < 0 ? NULL : Py_NewRef(core.states[state]);
+}
+
+PyDoc_STRVAR(age_doc,
+"age($self, /)\n--\n\n"
+"Seconds since the snapshot was published, never negative; None if there is none or its time is not known.\n\n"
+"Where the writer's clock is another one (time namespace), an upper bound: since the last look that saw the old snapshot.");
+
+static PyObject *reader_age(reader *self, PyObject *unused)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC), age = -1;
+    int failed;
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    failed = look(self, now) < 0;
+    if (!failed)
+        age = slot_age(&self->slot, now);
+    Py_END_CRITICAL_SECTION();
+    if (failed)
+        return NULL;
+    if (age < 0)
+        Py_RETURN_NONE;
+    return PyFloat_FromDouble((double)age / 1e9);
+}
+
+static PyObject *reader_epoch(reader *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(self->slot.words.epoch);
+}
+
+static PyObject *slot_reason(const slot *s)
+{
+    return Py_NewRef(s->reason != NULL ? s->reason : Py_None);
+}
+
+static PyObject *reader_reason(reader *self, void *unused)
+{
+    (void)unused;
+    return slot_reason(&self->slot);
+}
+
+PyDoc_STRVAR(reader_setup_doc, "_setup($self, stall_ns, interval_ns, /)\n--\n\nStart with nothing attached.");
+
+static PyObject *reader_setup(reader *self, PyObject *args)
+{
+    long long stall_ns, interval_ns;
+
+    if (!PyArg_ParseTuple(args, "LL", &stall_ns, &interval_ns))
+        return NULL;
+    slot_drop(&self->slot);
+    self->stall_ns = stall_ns;
+    self->interval_ns = interval_ns;
+    self->open = 1;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(reader_close_doc,
+"close($self, /)\n--\n\nLet go of the mapping.  Idempotent; snapshots already read stay good.");
+
+static PyObject *reader_close(reader *self, PyObject *unused)
+{
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    self->open = 0;
+    Py_CLEAR(self->cached);
+    slot_drop(&self->slot);
+    Py_END_CRITICAL_SECTION();
+    Py_RETURN_NONE;
+}
+
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    reader *self = (reader *)type->tp_alloc(type, 0);
+
+    (void)args;
+    (void)kwargs;
+    if (self != NULL)
+        slot_init(&self->slot, 0);
+    return (PyObject *)self;
+}
+
+static void reader_dealloc(reader *self)
+{
+    if (self->weakrefs != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    Py_CLEAR(self->cached);
+    slot_drop(&self->slot);
+    Py_CLEAR(self->slot.reason);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef reader_methods[] = {
+    {"read", (PyCFunction)reader_read, METH_NOARGS, read_doc},
+    {"state", (PyCFunction)reader_state, METH_NOARGS, state_doc},
+    {"age", (PyCFunction)reader_age, METH_NOARGS, age_doc},
+    {"close", (PyCFunction)reader_close, METH_NOARGS, reader_close_doc},
+    {"_setup", (PyCFunction)reader_setup, METH_VARARGS, reader_setup_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef reader_getset[] = {
+    {"epoch", (getter)reader_epoch, NULL, "The epoch of the last look, 0 if none: another number is another life of the writer.",
+     NULL},
+    {"reason", (getter)reader_reason, NULL, "Why the rank was REFUSED at the last look, in words; None otherwise.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyTypeObject reader_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "loadbox.mailbox._seqlock_c.ReaderCore",
+    .tp_doc = "The memory side of a reader of one rank; see ``MailboxReader``.",
+    .tp_basicsize = sizeof(reader),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_weaklistoffset = offsetof(reader, weakrefs),
+    .tp_new = reader_new,
+    .tp_dealloc = (destructor)reader_dealloc,
+    .tp_methods = reader_methods,
+    .tp_getset = reader_getset,
+};
+
+/* ---- all ranks ---------------------------------------------------------------------------------------------------------- */
+
+/* One row of the structured array; the dtype is made in _group.py and compared with this by a test. */
+typedef struct {
+    lbx_words words;
+    int32_t rank;
+    int8_t state;
+    uint8_t usable;
+    uint8_t pad[2];
+} row;
+
+LBX_STATIC_ASSERT(sizeof(row) == 56, "the dtype's itemsize");
+
+typedef struct {
+    PyObject_HEAD
+    slot **slots; /* each by itself: another thread may grow the list while this one runs Python code for a slot */
+    Py_ssize_t size;
+    int64_t stall_ns, interval_ns, next_discovery_ns;
+    int open, discovers;
+    PyObject *out; /* the last array that was given and found right, to be checked once */
+    row *out_rows;
+    Py_ssize_t out_size;
+    PyObject *weakrefs;
+} group;
+
+static int grow(group *self, Py_ssize_t size)
+{
+    slot **slots, *s;
+
+    if (size <= self->size)
+        return 0;
+    slots = PyMem_Realloc(self->slots, (size_t)size * sizeof *slots);
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    self->slots = slots;
+    while (self->size < size) {
+        s = PyMem_Malloc(sizeof *s);
+        if (s == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        slot_init(s, self->interval_ns * (self->size % 64) / 64);
+        self->slots[self->size++] = s;
+    }
+    return 0;
+}
+
+static int discover(group *self)
+{
+    PyObject *found = PyObject_CallMethod((PyObject *)self, "_discover", NULL);
+    Py_ssize_t size;
+
+    if (found == NULL)
+        return -1;
+    size = PyLong_AsSsize_t(found);
+    Py_DECREF(found);
+    if (size == -1 && PyErr_Occurred())
+        return -1;
+    return grow(self, size);
+}
+
+/* Check an array that was not given last time and remember it. */
+static int take_out(group *self, PyObject *out)
+{
+    PyObject *checked = PyObject_CallMethod((PyObject *)self, "_check_out", "On", out, self->size);
+    Py_buffer view;
+
+    if (checked == NULL)
+        return -1;
+    Py_DECREF(checked);
+    if (PyObject_GetBuffer(out, &view, PyBUF_WRITABLE) == -1)
+        return -1;
+    Py_INCREF(out);
+    Py_XSETREF(self->out, out);
+    self->out_rows = view.buf;
+    self->out_size = view.len / (Py_ssize_t)sizeof(row);
+    PyBuffer_Release(&view); /* the array stays alive by our reference, and with it its memory */
+    return 0;
+}
+
+static void absent_row(row *r, Py_ssize_t rank)
+{
+    memset(r, 0, sizeof *r);
+    r->rank = (int32_t)rank;
+}
+
+static int fill_row(group *self, row *r, Py_ssize_t rank, int64_t now)
+{
+    slot *s = self->slots[rank];
+    int state;
+
+    if (slot_look(s, now, self->interval_ns, (PyObject *)self, rank) < 0 || !need_open(self->open))
+        return -1;
+    state = slot_state(s, now, self->interval_ns, self->stall_ns);
+    if (state < 0)
+        return -1;
+    r->words = s->words;
+    r->rank = (int32_t)rank;
+    r->state = (int8_t)state;
+    r->usable = state == LIVE || state == STALLED;
+    if (!r->usable)
+        r->words.num_running = r->words.num_waiting = r->words.kv_active_pages = r->words.kv_total_pages = 0;
+    return 0;
+}
+
+static PyObject *read_rows(group *self, PyObject *out)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    Py_ssize_t rank, size, rows_size;
+    PyObject *made = NULL;
+    row *rows;
+
+    if (!need_open(self->open))
+        return NULL;
+    if (self->discovers && now >= self->next_discovery_ns) {
+        self->next_discovery_ns = now + self->interval_ns;
+        if (discover(self) < 0)
+            return NULL;
+    }
+    size = self->size;
+    if (out == Py_None) {
+        made = out = PyObject_CallMethod((PyObject *)self, "_rows", "n", size);
+        if (made == NULL)
+            return NULL;
+    }
+    if ((out != self->out || self->out_size < size) && take_out(self, out) < 0) {
+        Py_XDECREF(made);
+        return NULL;
+    }
+    if (made == NULL)
+        Py_INCREF(out);
+    rows = self->out_rows; /* locals from here on: another thread may give another array while Python code runs below */
+    rows_size = self->out_size;
+    for (rank = 0; rank < size; rank++)
+        if (fill_row(self, &rows[rank], rank, now) < 0) {
+            Py_DECREF(out);
+            return NULL;
+        }
+    for (; rank < rows_size; rank++)
+        absent_row(&rows[rank], rank);
+    if (made != NULL)
+        Py_CLEAR(self->out); /* nobody asked for this one to be kept */
+    return out;
+}
+
+PyDoc_STRVAR(group_read_doc,
+"read($self, /, out=None)\n--\n\n"
+"Read all ranks at once; row i is rank i.  Give ``out``, an array that was returned before, to allocate nothing.\n\n"
+"Unusable rows hold four zeros, and ``state`` says why.  Rows of ``out`` past the group's size are ABSENT.  ValueError if\n"
+"``out`` is too short (the group has grown) or read-only, TypeError if it is no array of these rows.");
+
+static PyObject *group_read(group *self, PyObject *const *args, Py_ssize_t n, PyObject *names)
+{
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
+    PyObject *result;
+
+    if (n + named > 1)
+        return PyErr_Format(PyExc_TypeError, "read() takes one argument, out, %zd given", n + named);
+    if (named && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "out") != 0)
+        return PyErr_Format(PyExc_TypeError, "read() takes one argument, out, not %R", PyTuple_GET_ITEM(names, 0));
+    Py_BEGIN_CRITICAL_SECTION(self);
+    result = read_rows(self, n + named ? args[0] : Py_None);
+    Py_END_CRITICAL_SECTION();
+    return result;
+}
+
+PyDoc_STRVAR(group_reason_doc,
+"reason($self, rank, /)\n--\n\nWhy ``rank`` was REFUSED at the last read, in words; None otherwise.");
+
+static PyObject *group_reason(group *self, PyObject *arg)
+{
+    Py_ssize_t rank = PyNumber_AsSsize_t(arg, PyExc_IndexError);
+
+    if (rank == -1 && PyErr_Occurred())
+        return NULL;
+    if (rank < 0 || rank >= self->size)
+        return PyErr_Format(PyExc_IndexError, "rank %zd is not among the %zd known", rank, self->size);
+    return slot_reason(self->slots[rank]);
+}
+
+static Py_ssize_t group_length(group *self) { return self->size; }
+
+PyDoc_STRVAR(group_setup_doc,
+"_setup($self, size, stall_ns, interval_ns, discovers, /)\n--\n\n"
+"Start with ``size`` ranks, nothing attached; ``discovers``: ask ``_discover`` for more.");
+
+static PyObject *group_setup(group *self, PyObject *args)
+{
+    long long stall_ns, interval_ns;
+    Py_ssize_t size;
+    int discovers;
+
+    if (!PyArg_ParseTuple(args, "nLLp", &size, &stall_ns, &interval_ns, &discovers))
+        return NULL;
+    self->stall_ns = stall_ns;
+    self->interval_ns = interval_ns;
+    self->discovers = discovers;
+    if (grow(self, size) < 0)
+        return NULL;
+    self->open = 1;
+    Py_RETURN_NONE;
+}
+
+static void drop_all(group *self)
+{
+    Py_ssize_t i;
+
+    self->open = 0;
+    for (i = 0; i < self->size; i++)
+        slot_drop(self->slots[i]);
+    Py_CLEAR(self->out);
+}
+
+PyDoc_STRVAR(group_close_doc, "close($self, /)\n--\n\nLet go of all mappings.  Idempotent; arrays already read stay good.");
+
+static PyObject *group_close(group *self, PyObject *unused)
+{
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    drop_all(self);
+    Py_END_CRITICAL_SECTION();
+    Py_RETURN_NONE;
+}
+
+static void group_dealloc(group *self)
+{
+    Py_ssize_t i;
+
+    if (self->weakrefs != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    drop_all(self);
+    for (i = 0; i < self->size; i++) {
+        Py_CLEAR(self->slots[i]->reason);
+        PyMem_Free(self->slots[i]);
+    }
+    PyMem_Free(self->slots);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef group_methods[] = {
+    {"read", (PyCFunction)(void (*)(void))group_read, METH_FASTCALL | METH_KEYWORDS, group_read_doc},
+    {"reason", (PyCFunction)group_reason, METH_O, group_reason_doc},
+    {"close", (PyCFunction)group_close, METH_NOARGS, group_close_doc},
+    {"_setup", (PyCFunction)group_setup, METH_VARARGS, group_setup_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static PySequenceMethods group_sequence = {.sq_length = (lenfunc)group_length};
+
+PyTypeObject group_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "loadbox.mailbox._seqlock_c.GroupCore",
+    .tp_doc = "The memory side of a reader of all ranks; see ``GroupReader``.",
+    .tp_basicsize = sizeof(group),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_weaklistoffset = offsetof(group, weakrefs),
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)group_dealloc,
+    .tp_methods = group_methods,
+    .tp_as_sequence = &group_sequence,
+};

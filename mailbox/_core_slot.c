@@ -1,0 +1,251 @@
+/* One rank as a reader sees it.  The twin of _slot_py.py, where the rules stand in prose: same rules, same order, same words. */
+#include "_core.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LONG_AGO (-(INT64_C(1) << 62))
+
+static void forget_owner(slot *s)
+{
+    s->owner_seen_ns = s->asked_ns = LONG_AGO;
+    s->lost = s->unasked = 0;
+}
+
+static void forget(slot *s)
+{
+    s->have = s->same_clock = s->odd = 0;
+    s->seq = 0;
+    memset(&s->words, 0, sizeof s->words);
+    s->bound_ns = s->last_look_ns = -1;
+    s->first_seen_ns = 0;
+    s->dev = 0;
+    s->ino = 0;
+    forget_owner(s);
+}
+
+void slot_init(slot *s, int64_t phase_ns)
+{
+    memset(s, 0, sizeof *s);
+    s->fd = -1;
+    s->phase_ns = phase_ns;
+    forget(s);
+}
+
+/* Let go of the mapping and of what was read from it. */
+void slot_drop(slot *s)
+{
+    if (s->seg != NULL)
+        munmap((void *)s->seg, LBX_SEGMENT_SIZE);
+    s->seg = NULL;
+    if (s->fd >= 0)
+        close(s->fd);
+    s->fd = -1;
+    forget(s);
+}
+
+static void set_reason(slot *s, PyObject *reason)
+{
+    PyObject *old = s->reason;
+
+    s->reason = reason;
+    Py_XDECREF(old);
+}
+
+/* Map what fd opens and own the descriptor.  0, or an errno; then the descriptor stays the caller's. */
+static int bind(slot *s, int fd, uint64_t my_time_ns)
+{
+    struct stat found;
+    void *memory;
+
+    if (fstat(fd, &found) == -1)
+        return errno;
+    memory = mmap(NULL, LBX_SEGMENT_SIZE, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
+    if (memory == MAP_FAILED)
+        return errno;
+    slot_drop(s);
+    s->fd = fd;
+    s->seg = memory;
+    s->my_time_ns = my_time_ns;
+    s->dev = found.st_dev;
+    s->ino = found.st_ino;
+    set_reason(s, NULL);
+    return 0;
+}
+
+static int closed(const slot *s)
+{
+    /* Read anew each time: an adopter says "no snapshot" under its own epoch before it opens what its forerunner closed. */
+    return s->seg != NULL && s->have && s->words.kv_total_pages == 0 && lbx_load(&s->seg->header.state) == LBX_STATE_CLOSED;
+}
+
+/* Is the mapped file still the one that the name leads to, and whole?  If not, look for it by name.  Changed?  -1: exception. */
+static int check(slot *s, PyObject *owner, Py_ssize_t rank)
+{
+    PyObject *found, *reason;
+    struct stat now;
+    unsigned long long my_time_ns;
+    int fd, error;
+
+    if (s->seg != NULL) {
+        if (fstat(s->fd, &now) == -1 || now.st_dev != s->dev || now.st_ino != s->ino) {
+            s->fd = -1; /* closed by another part of this program, and perhaps given to another file: not ours to close */
+            slot_drop(s);
+        } else if (now.st_size < LBX_SEGMENT_SIZE) {
+            slot_drop(s);
+        } else if (now.st_nlink > 0) {
+            return 0;
+        }
+    }
+    /* Python code runs here: another thread may read this slot meanwhile, or close it. */
+    found = PyObject_CallMethod(owner, "_find", "n", rank);
+    if (found == NULL)
+        return -1;
+    if (!PyArg_ParseTuple(found, "iOK", &fd, &reason, &my_time_ns)) {
+        Py_DECREF(found);
+        return -1;
+    }
+    if (fd >= 0) {
+        error = bind(s, fd, my_time_ns);
+        if (error == 0) {
+            Py_DECREF(found);
+            return 1;
+        }
+        close(fd);
+        reason = PyUnicode_FromFormat("it cannot be mapped: %s", strerror(error));
+        if (reason == NULL) {
+            Py_DECREF(found);
+            return -1;
+        }
+    } else if (reason == Py_None && closed(s)) {
+        Py_DECREF(found);
+        return 0; /* its owner closed it and took the name away: that stays what is known */
+    } else {
+        reason = reason == Py_None ? NULL : Py_NewRef(reason);
+    }
+    slot_drop(s);
+    set_reason(s, reason);
+    Py_DECREF(found);
+    return 1;
+}
+
+static int accept_record(slot *s, uint64_t seq, const lbx_words *w, int64_t now)
+{
+    PyObject *reason = NULL;
+    int new_life = !s->have || w->epoch != s->words.epoch;
+    uint64_t writers;
+
+    if (new_life)
+        forget_owner(s);
+    if (new_life || s->words.kv_total_pages == 0) {
+        /* The header is written before the first publish of a life, so what is read now belongs to this record. */
+        writers = lbx_load(&s->seg->header.time_ns_inode);
+        s->same_clock = writers != 0 && writers == s->my_time_ns;
+    }
+    if (s->same_clock && (w->published_ns <= now || w->published_ns <= clock_ns(CLOCK_MONOTONIC)))
+        s->bound_ns = w->published_ns;
+    else
+        s->bound_ns = s->last_look_ns; /* -1 at first sight */
+    s->have = 1;
+    s->seq = seq;
+    s->words = *w;
+    s->first_seen_ns = s->last_look_ns = now;
+    s->odd = !lbx_words_valid(w);
+    if (s->odd) {
+        reason = PyUnicode_FromFormat("its record is none that a writer publishes (%lld, %lld, %lld, %lld, %lld, %lld)",
+                                      (long long)w->num_running, (long long)w->num_waiting, (long long)w->kv_active_pages,
+                                      (long long)w->kv_total_pages, (long long)w->published_ns, (long long)w->epoch);
+        if (reason == NULL)
+            return -1;
+    }
+    if (s->reason != NULL || reason != NULL)
+        set_reason(s, reason);
+    return 1;
+}
+
+int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssize_t rank)
+{
+    lbx_words w;
+    uint64_t seq;
+    int changed = 0;
+
+    if (now >= s->next_check_ns) {
+        s->next_check_ns = now + interval_ns - (s->next_check_ns ? 0 : s->phase_ns);
+        changed = check(s, owner, rank);
+        if (changed < 0)
+            return -1;
+    }
+    if (s->seg == NULL)
+        return changed;
+    if (s->have && lbx_load_acquire(&s->seg->seq) == s->seq) {
+        s->last_look_ns = now;
+        return changed;
+    }
+    if (!lbx_read(s->seg, &seq, &w))
+        return changed;
+    return accept_record(s, seq, &w, now);
+}
+
+static int ask(slot *s, int64_t now)
+{
+    int alive = lbx_owner_alive(s->fd, s->words.epoch);
+    PyObject *reason;
+
+    s->asked_ns = now - (s->asked_ns == LONG_AGO ? s->phase_ns : 0);
+    if (alive < 0) {
+        reason = PyUnicode_FromFormat("its owner's lock cannot be asked for: %s", strerror(errno));
+        if (reason == NULL)
+            return -1;
+        s->unasked = 1;
+        set_reason(s, reason);
+        return 0;
+    }
+    if (s->unasked) {
+        s->unasked = 0;
+        set_reason(s, NULL);
+    }
+    s->lost = !alive;
+    if (alive)
+        s->owner_seen_ns = s->asked_ns;
+    return 0;
+}
+
+int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns)
+{
+    int64_t proof_ns, asked_ns, since_ns;
+
+    if (s->seg == NULL)
+        return s->reason != NULL ? REFUSED : ABSENT;
+    if (s->odd)
+        return REFUSED;
+    if (!s->have)
+        return SILENT;
+    if (closed(s))
+        return CLOSED;
+    proof_ns = s->owner_seen_ns;
+    if (s->bound_ns >= 0 && s->bound_ns > proof_ns)
+        proof_ns = s->bound_ns;
+    asked_ns = proof_ns > s->asked_ns ? proof_ns : s->asked_ns;
+    if (now - asked_ns >= interval_ns && ask(s, now) < 0)
+        return -1;
+    if (s->unasked)
+        return REFUSED;
+    if (s->lost && s->asked_ns >= proof_ns)
+        return DEAD;
+    if (s->words.kv_total_pages == 0)
+        return SILENT;
+    if ((s->seq & 1) && now - s->first_seen_ns > stall_ns)
+        return STALLED; /* stopped in the middle of a publish */
+    since_ns = s->bound_ns >= 0 ? s->bound_ns : s->first_seen_ns;
+    if ((s->words.num_running | s->words.num_waiting) != 0 && now - since_ns > stall_ns)
+        return STALLED;
+    return LIVE;
+}
+
+int64_t slot_age(const slot *s, int64_t now)
+{
+    if (s->seg == NULL || s->odd || s->words.kv_total_pages == 0 || s->bound_ns < 0)
+        return -1;
+    return now > s->bound_ns ? now - s->bound_ns : 0;
+}

@@ -1,0 +1,345 @@
+/* The scheduler's end.  Between the stores of a publish nothing runs but this C code: no Python, no allocation, no signal handler. */
+#include "_core.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { UNOPENED, ATTACHED, OPEN, FINISHED, FORKED };
+
+static const char *const why_not[] = {
+    "it was never opened",
+    "it is not open yet",
+    "",
+    "it is closed",
+    "this process was forked from its owner, which alone may publish",
+};
+
+typedef struct writer {
+    PyObject_HEAD
+    lbx_segment *seg;
+    uint64_t epoch;
+    int lock_fd; /* holds the owner's locks; never mapped, so a child's mapping cannot keep them */
+    int status;
+    struct writer *next, *prev;
+    PyObject *weakrefs;
+} writer;
+
+/* ---- fork: the child is no owner, also when C code forks ---------------------------------------------------------------- */
+
+static writer *owners;
+static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t atfork_once = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) { pthread_mutex_lock(&owners_lock); }
+static void after_fork_in_parent(void) { pthread_mutex_unlock(&owners_lock); }
+
+static void after_fork_in_child(void)
+{
+    writer *w;
+
+    for (w = owners; w != NULL; w = w->next) {
+        close(w->lock_fd); /* the parent's description stays locked: it has a descriptor of it, too */
+        w->lock_fd = -1;
+        w->status = FORKED;
+    }
+    owners = NULL;
+    pthread_mutex_init(&owners_lock, NULL);
+}
+
+static void register_atfork(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
+
+static void enlist(writer *self)
+{
+    pthread_once(&atfork_once, register_atfork);
+    pthread_mutex_lock(&owners_lock);
+    self->prev = NULL;
+    self->next = owners;
+    if (owners != NULL)
+        owners->prev = self;
+    owners = self;
+    pthread_mutex_unlock(&owners_lock);
+}
+
+/* Take the lock's descriptor out of the fork handler's reach; -1 if it is not ours any more. */
+static int delist(writer *self)
+{
+    int fd;
+
+    pthread_mutex_lock(&owners_lock);
+    fd = self->lock_fd;
+    if (fd >= 0) {
+        if (self->prev != NULL)
+            self->prev->next = self->next;
+        else
+            owners = self->next;
+        if (self->next != NULL)
+            self->next->prev = self->prev;
+        self->lock_fd = -1;
+    }
+    pthread_mutex_unlock(&owners_lock);
+    return fd;
+}
+
+/* ---- publish ------------------------------------------------------------------------------------------------------------ */
+
+/* Four plain ints in range: the way of every iteration.  0: anything else, for the slow way to judge. */
+static int fast_load(PyObject *const *args, lbx_words *w)
+{
+    int64_t v[4];
+    int i, overflow;
+
+    for (i = 0; i < 4; i++) {
+        if (!PyLong_CheckExact(args[i]))
+            return 0;
+        v[i] = PyLong_AsLongLongAndOverflow(args[i], &overflow);
+        if (overflow)
+            return 0;
+    }
+    if ((v[0] | v[1] | v[2] | v[3]) < 0 || (v[2] > v[3] && v[3] > 0))
+        return 0;
+    w->num_running = v[0];
+    w->num_waiting = v[1];
+    w->kv_active_pages = v[2];
+    w->kv_total_pages = v[3];
+    return 1;
+}
+
+static int slow_load(PyObject *const *args, lbx_words *w)
+{
+    PyObject *load = PyObject_Vectorcall(core.check_load, args, 4, NULL);
+    long long v[4];
+    int ok;
+
+    if (load == NULL)
+        return 0;
+    ok = PyArg_ParseTuple(load, "LLLL", &v[0], &v[1], &v[2], &v[3]);
+    Py_DECREF(load);
+    if (ok) {
+        w->num_running = v[0];
+        w->num_waiting = v[1];
+        w->kv_active_pages = v[2];
+        w->kv_total_pages = v[3];
+    }
+    return ok;
+}
+
+static void store(writer *self, lbx_words *w)
+{
+    w->published_ns = clock_ns(CLOCK_MONOTONIC);
+    w->epoch = self->epoch;
+    lbx_publish(self->seg, w);
+}
+
+PyDoc_STRVAR(publish_doc,
+"publish($self, num_running, num_waiting, kv_active_pages, kv_total_pages, /)\n--\n\n"
+"Publish one iteration's load; returns None.\n\n"
+"Four ints, counts of requests and of pages, 0 to 2**63 - 1, active pages not above the total; ``kv_total_pages`` 0 means\n"
+"\"no snapshot\".  Anything with ``__index__`` but bool is taken.  TypeError or ValueError before memory is touched: the old\n"
+"value stays.  MailboxError after ``close`` and in a forked child.  Never waits for a reader.");
+
+static PyObject *publish(writer *self, PyObject *const *args, Py_ssize_t n)
+{
+    lbx_words w;
+    int status;
+
+    if (n != 4)
+        return PyErr_Format(PyExc_TypeError,
+                            "publish() takes num_running, num_waiting, kv_active_pages and kv_total_pages, %zd given", n);
+    if (!fast_load(args, &w) && !slow_load(args, &w))
+        return NULL;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    status = self->status; /* asked after the conversion, whose __index__ may have closed us */
+    if (status == OPEN)
+        store(self, &w);
+    Py_END_CRITICAL_SECTION();
+    if (status != OPEN)
+        return PyErr_Format(core.mailbox_error, "cannot publish to this mailbox: %s", why_not[status]);
+    Py_RETURN_NONE;
+}
+
+/* ---- life --------------------------------------------------------------------------------------------------------------- */
+
+PyDoc_STRVAR(attach_doc, "_attach($self, map_fd, lock_fd, /)\n--\n\nMap ``map_fd`` for writing and own ``lock_fd``.");
+
+static PyObject *attach(writer *self, PyObject *args)
+{
+    int map_fd, lock_fd;
+    void *memory;
+
+    if (!PyArg_ParseTuple(args, "ii", &map_fd, &lock_fd))
+        return NULL;
+    if (self->status != UNOPENED)
+        return PyErr_Format(core.mailbox_error, "this writer has been opened already");
+    memory = mmap(NULL, LBX_SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, map_fd, 0);
+    if (memory == MAP_FAILED)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    self->seg = memory;
+    self->lock_fd = lock_fd;
+    self->status = ATTACHED;
+    enlist(self);
+    Py_RETURN_NONE;
+}
+
+static int need_attached(writer *self)
+{
+    if (self->status == ATTACHED)
+        return 1;
+    PyErr_Format(core.mailbox_error, "this mailbox cannot be opened: %s", why_not[self->status]);
+    return 0;
+}
+
+PyDoc_STRVAR(repair_doc, "_repair($self, /)\n--\n\nMake both copies whole after a writer that may have died half-way.");
+
+static PyObject *repair(writer *self, PyObject *unused)
+{
+    (void)unused;
+    if (!need_attached(self))
+        return NULL;
+    lbx_repair(self->seg);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(begin_doc,
+"_begin($self, epoch, rank, dp_size, pid, start_ns, boot_id, time_ns_inode, /)\n--\n\n"
+"Start a life: no snapshot under the new epoch, the header, state open, and the magic last.");
+
+static PyObject *begin(writer *self, PyObject *args)
+{
+    unsigned long long epoch, rank, dp_size, pid, start_ns, time_ns_inode;
+    const char *boot;
+    Py_ssize_t boot_size;
+    uint64_t boot_words[2];
+    lbx_words none = {0};
+    lbx_header *h;
+
+    if (!PyArg_ParseTuple(args, "KKKKKy#K", &epoch, &rank, &dp_size, &pid, &start_ns, &boot, &boot_size, &time_ns_inode))
+        return NULL;
+    if (!need_attached(self))
+        return NULL;
+    if (boot_size != sizeof boot_words)
+        return PyErr_Format(PyExc_ValueError, "boot_id must be 16 bytes");
+    memcpy(boot_words, boot, sizeof boot_words);
+    h = &self->seg->header;
+    self->epoch = epoch;
+    store(self, &none);
+    lbx_store(&h->abi_major, LBX_ABI_MAJOR);
+    lbx_kill_point();
+    lbx_store(&h->abi_minor, LBX_ABI_MINOR);
+    lbx_store(&h->kind, LBX_KIND_RANK);
+    lbx_store(&h->record_offset, LBX_RECORD_OFFSET);
+    lbx_kill_point();
+    lbx_store(&h->rank, rank);
+    lbx_store(&h->dp_size, dp_size);
+    lbx_store(&h->owner_pid, pid);
+    lbx_store(&h->start_ns, start_ns);
+    lbx_kill_point();
+    lbx_store(&h->boot_id[0], boot_words[0]);
+    lbx_store(&h->boot_id[1], boot_words[1]);
+    lbx_store(&h->time_ns_inode, time_ns_inode);
+    lbx_store(&h->capacity, 0);
+    lbx_store(&h->epoch, 0);
+    lbx_kill_point();
+    lbx_store_release(&h->state, LBX_STATE_OPEN);
+    lbx_kill_point();
+    lbx_store_release(&h->magic, LBX_MAGIC);
+    lbx_kill_point();
+    self->status = OPEN;
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(finish_doc,
+"_finish($self, /)\n--\n\n"
+"End the life: no snapshot, state closed.  Gives the lock's descriptor; -1 if there is nothing to end (any more).");
+
+static PyObject *finish(writer *self, PyObject *unused)
+{
+    lbx_words none = {0};
+    int fd = -1;
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    if (self->status == OPEN) {
+        self->status = FINISHED;
+        store(self, &none);
+        lbx_store_release(&self->seg->header.state, LBX_STATE_CLOSED);
+        lbx_kill_point();
+        fd = self->lock_fd;
+    }
+    Py_END_CRITICAL_SECTION();
+    return PyLong_FromLong(fd);
+}
+
+static void let_go(writer *self)
+{
+    int fd = delist(self);
+
+    if (self->seg != NULL)
+        munmap(self->seg, LBX_SEGMENT_SIZE);
+    self->seg = NULL;
+    if (fd >= 0)
+        close(fd);
+    if (self->status < FINISHED)
+        self->status = FINISHED;
+}
+
+PyDoc_STRVAR(detach_doc, "_detach($self, /)\n--\n\nUnmap, and close the lock's descriptor, if it is still ours.");
+
+static PyObject *detach(writer *self, PyObject *unused)
+{
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    let_go(self);
+    Py_END_CRITICAL_SECTION();
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(owns_doc, "_owns($self, /)\n--\n\nIs this an open owner?");
+
+static PyObject *owns(writer *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(self->status == OPEN);
+}
+
+static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    writer *self = (writer *)type->tp_alloc(type, 0);
+
+    (void)args;
+    (void)kwargs;
+    if (self != NULL)
+        self->lock_fd = -1;
+    return (PyObject *)self;
+}
+
+static void writer_dealloc(writer *self)
+{
+    if (self->weakrefs != NULL)
+        PyObject_ClearWeakRefs((PyObject *)self);
+    let_go(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef methods[] = {
+    {"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, publish_doc},
+    {"_attach", (PyCFunction)attach, METH_VARARGS, attach_doc},
+    {"_repair", (PyCFunction)repair, METH_NOARGS, repair_doc},
+    {"_begin", (PyCFunction)begin, METH_VARARGS, begin_doc},
+    {"_finish", (PyCFunction)finish, METH_NOARGS, finish_doc},
+    {"_detach", (PyCFunction)detach, METH_NOARGS, detach_doc},
+    {"_owns", (PyCFunction)owns, METH_NOARGS, owns_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+PyTypeObject writer_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "loadbox.mailbox._seqlock_c.WriterCore",
+    .tp_doc = "The memory side of a writer; see ``MailboxWriter``.",
+    .tp_basicsize = sizeof(writer),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_weaklistoffset = offsetof(writer, weakrefs),
+    .tp_new = writer_new,
+    .tp_dealloc = (destructor)writer_dealloc,
+    .tp_methods = methods,
+};

@@ -1,0 +1,85 @@
+"""The names of segments: ``/loadbox.<group>.<rank>``, and which groups this host has."""
+
+from __future__ import annotations
+
+import os
+import re
+from operator import index
+
+from loadbox.mailbox._layout import RANK_LIMIT
+
+__all__ = ["SHM_DIR", "check_dp_size", "check_group", "check_rank", "list_groups", "list_names", "list_ranks", "segment_name"]
+
+SHM_DIR = "/dev/shm"
+"""Where Linux (glibc and musl) keeps POSIX shared memory."""
+
+_GROUP = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_SEGMENT = re.compile(r"loadbox\.([A-Za-z0-9_-]{1,64})\.(0|[1-9][0-9]{0,4})", re.ASCII)
+_BOARD = re.compile(r"loadbox\.([A-Za-z0-9_-]{1,64})\.f\.[0-9a-f]{16}", re.ASCII)
+
+
+def check_group(group: str) -> str:
+    """Give ``group`` back if it can name a DP group; TypeError or ValueError, with the rule, if not."""
+    if not isinstance(group, str):
+        raise TypeError(f"group must be a str, not {type(group).__name__}")
+    if not _GROUP.fullmatch(group):
+        raise ValueError(f"group {group!r} cannot name a DP group: use 1 to 64 of A-Z a-z 0-9 _ and -")
+    return group
+
+
+def _check_int(what: str, value: int) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be an int, not bool")
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}") from None
+
+
+def check_rank(rank: int) -> int:
+    """Give ``rank`` back as an int if it is one, from 0 to 65535."""
+    rank = _check_int("rank", rank)
+    if not 0 <= rank < RANK_LIMIT:
+        raise ValueError(f"rank {rank} is out of range: use 0 to {RANK_LIMIT - 1}")
+    return rank
+
+
+def check_dp_size(dp_size: int | None, rank: int = 0) -> int | None:
+    """Give ``dp_size`` back if it is None or a size that has ``rank`` in it."""
+    if dp_size is None:
+        return None
+    dp_size = _check_int("dp_size", dp_size)
+    if not rank < dp_size <= RANK_LIMIT:
+        raise ValueError(f"dp_size {dp_size} is out of range: use {rank + 1} to {RANK_LIMIT}, or None if it is not known")
+    return dp_size
+
+
+def segment_name(group: str, rank: int) -> str:
+    """Name the segment of one rank, checking both."""
+    return f"/loadbox.{check_group(group)}.{check_rank(rank)}"
+
+
+def _entries() -> list[str]:
+    try:
+        return os.listdir(SHM_DIR)
+    except OSError:
+        return []
+
+
+def list_names() -> list[str]:
+    """Every name on this host that is one of ours, ranks and boards, sorted, with the leading slash."""
+    return sorted("/" + entry for entry in _entries() if _SEGMENT.fullmatch(entry) or _BOARD.fullmatch(entry))
+
+
+def list_groups() -> list[str]:
+    """The DP groups that have a rank's mailbox on this host, sorted; leftovers of dead writers are among them.
+
+    Never raises because of what lies in /dev/shm.  Safe from any thread.
+    """
+    return sorted({match[1] for match in map(_SEGMENT.fullmatch, _entries()) if match})
+
+
+def list_ranks(group: str) -> list[int]:
+    """The ranks of ``group`` whose names are in /dev/shm, sorted, whatever lies behind them."""
+    found = (_SEGMENT.fullmatch(entry) for entry in _entries())
+    return sorted(rank for rank in (int(match[2]) for match in found if match and match[1] == group) if rank < RANK_LIMIT)

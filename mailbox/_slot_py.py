@@ -1,0 +1,234 @@
+"""One rank as a reader sees it, in Python.  The twin of ``_core_slot.c``: same rules, same order, same words.
+
+What a look does.  At most every ``liveness_interval`` it asks for the file behind the mapping: a file without a name is an
+orphan, its writer may still be publishing into it, so the name is opened anew.  Then it reads the sequence; while that stands
+still, everything known stays true.  When it has moved, the record is read through the latch.
+
+Whether the owner lives is asked of the kernel only when the last proof of life (a publish, or the lock seen held) is
+``liveness_interval`` old: a rank that publishes is never asked about, a dead one is told within that interval.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from time import monotonic_ns
+from typing import TYPE_CHECKING
+
+from loadbox.mailbox import _files
+from loadbox.mailbox._layout import (
+    COPY_A,
+    COPY_B,
+    EPOCH_LIMIT,
+    READ_TRIES,
+    RECORD,
+    SEGMENT_SIZE,
+    SEQ,
+    STATE,
+    STATE_CLOSED,
+    TIME_NS_INODE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["NOTHING", "Slot", "odd_record"]
+
+ABSENT, SILENT, LIVE, STALLED, DEAD, CLOSED, REFUSED = range(7)
+NOTHING = (0, 0, 0, 0, 0, 0)
+_LONG_AGO = -(1 << 62)
+
+
+def odd_record(words: tuple[int, int, int, int, int, int]) -> bool:
+    """Could no writer have published this?  As ``lbx_words_valid``."""
+    running, waiting, active, total, published_ns, epoch = words
+    return min(running, waiting, active, total, published_ns) < 0 or active > total > 0 or not 1 <= epoch < EPOCH_LIMIT
+
+
+class Slot:
+    """A rank's mapping, its last whole record and what follows from it.  Times are CLOCK_MONOTONIC, ns."""
+
+    __slots__ = (
+        "asked_ns", "bound_ns", "fd", "first_seen_ns", "have", "identity", "last_look_ns", "lost", "memory", "my_time_ns",
+        "next_check_ns", "odd", "owner_seen_ns", "phase_ns", "reason", "same_clock", "seq", "unasked", "view", "words",
+    )  # fmt: skip
+
+    def __init__(self, phase_ns: int = 0) -> None:
+        self.phase_ns = phase_ns  # the first checks are this much early: so those of many ranks do not all fall into one read
+        self.fd = -1
+        self.memory: mmap.mmap | None = None
+        self.next_check_ns = 0
+        self.my_time_ns = 0
+        self._forget()
+        self.reason: str | None = None
+
+    def _forget(self) -> None:
+        self.identity = (0, 0)
+        self.have = False
+        self.seq = 0
+        self.words = NOTHING
+        self.bound_ns: int | None = None  # the publish was not earlier than this; None: nothing is known of its time
+        self.first_seen_ns = 0
+        self.last_look_ns: int | None = None
+        self.same_clock = False
+        self.odd = False
+        self._forget_owner()
+
+    def _forget_owner(self) -> None:
+        self.owner_seen_ns = _LONG_AGO
+        self.asked_ns = _LONG_AGO
+        self.lost = False
+        self.unasked = False
+
+    @property
+    def attached(self) -> bool:
+        """Is there a mapping?"""
+        return self.memory is not None
+
+    def bind(self, fd: int, my_time_ns: int) -> None:
+        """Map what ``fd`` opens and own the descriptor; OSError leaves the slot as it was, and the descriptor with the caller."""
+        memory = mmap.mmap(fd, SEGMENT_SIZE, prot=mmap.PROT_READ)
+        self.drop()
+        self.fd, self.memory = fd, memory
+        self.view = memoryview(memory).cast("q")
+        self.my_time_ns = my_time_ns
+        found = os.fstat(fd)
+        self.identity = (found.st_dev, found.st_ino)
+        self.reason = None
+
+    def drop(self) -> None:
+        """Let go of the mapping and of what was read from it."""
+        if self.memory is not None:
+            self.view.release()
+            self.memory.close()
+            self.memory = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        self._forget()
+
+    def look(self, now: int, interval_ns: int, find: Callable[[], tuple[int, str | None, int]]) -> bool:
+        """Bring the slot up to date; True if its record changed."""
+        changed = False
+        if now >= self.next_check_ns:
+            self.next_check_ns = now + interval_ns - (0 if self.next_check_ns else self.phase_ns)
+            changed = self._check(find)
+        if self.memory is None:
+            return changed
+        seq = self.view[SEQ // 8]
+        if self.have and seq == self.seq:
+            self.last_look_ns = now
+            return changed
+        for _ in range(READ_TRIES):
+            words = RECORD.unpack_from(self.memory, COPY_B if seq & 1 else COPY_A)
+            again = self.view[SEQ // 8]
+            if again == seq:
+                self._accept(seq, words, now)
+                return True
+            seq = again
+        return changed
+
+    def _check(self, find: Callable[[], tuple[int, str | None, int]]) -> bool:
+        gone = None
+        if self.memory is not None:
+            try:
+                found = os.fstat(self.fd)
+            except OSError as error:
+                gone = f"its descriptor was closed by another part of this program: {error.strerror}"
+            else:
+                if (found.st_dev, found.st_ino) != self.identity:
+                    gone = "its descriptor was closed by another part of this program and given to another file"
+                elif found.st_size < SEGMENT_SIZE:
+                    gone = f"it shrank to {found.st_size} bytes"
+                elif found.st_nlink:
+                    return False
+            if gone:
+                if "descriptor" in gone:
+                    self.fd = -1  # not ours to close any more
+                self.drop()
+        fd, reason, my_time_ns = find()
+        if fd >= 0:
+            try:
+                self.bind(fd, my_time_ns)
+            except OSError as error:
+                os.close(fd)
+                reason = f"it cannot be mapped: {error.strerror}"
+            else:
+                return True
+        if reason is None and self._closed():
+            return False  # its owner closed it and took the name away: that stays what is known
+        self.drop()
+        self.reason = reason
+        return True
+
+    def _accept(self, seq: int, words: tuple[int, int, int, int, int, int], now: int) -> None:
+        assert self.memory is not None
+        if not self.have or words[5] != self.words[5]:
+            self._forget_owner()
+        if not self.have or words[5] != self.words[5] or not self.words[3]:
+            # The header is written before the first publish of a life, so what is read now belongs to this record.
+            writers = self.view[TIME_NS_INODE // 8]
+            self.same_clock = writers != 0 and writers == self.my_time_ns
+        published_ns = words[4]
+        if self.same_clock and (published_ns <= now or published_ns <= monotonic_ns()):
+            self.bound_ns = published_ns
+        else:
+            self.bound_ns = self.last_look_ns  # None at first sight
+        self.have, self.seq, self.words = True, seq, words
+        self.first_seen_ns = self.last_look_ns = now
+        self.odd = odd_record(words)
+        self.reason = (
+            f"its record is none that a writer publishes ({', '.join(map(str, words))})" if self.odd else None
+        )
+
+    def state(self, now: int, interval_ns: int, stall_ns: int) -> int:
+        """The rank's state at ``now``, asking for the owner's lock if the last proof of life is too old."""
+        if self.memory is None:
+            return REFUSED if self.reason else ABSENT
+        if self.odd:
+            return REFUSED
+        if not self.have:
+            return SILENT
+        if self._closed():
+            return CLOSED
+        proof_ns = max(self.owner_seen_ns, _LONG_AGO if self.bound_ns is None else self.bound_ns)
+        if now - max(proof_ns, self.asked_ns) >= interval_ns:
+            self._ask(now)
+        if self.unasked:
+            return REFUSED
+        if self.lost and self.asked_ns >= proof_ns:
+            return DEAD
+        if not self.words[3]:
+            return SILENT
+        if self.seq & 1 and now - self.first_seen_ns > stall_ns:
+            return STALLED  # stopped in the middle of a publish
+        if (self.words[0] or self.words[1]) and now - (self.first_seen_ns if self.bound_ns is None else self.bound_ns) > stall_ns:
+            return STALLED
+        return LIVE
+
+    def _closed(self) -> bool:
+        # Read anew each time: an adopter says "no snapshot" under its own epoch before it opens what its forerunner closed.
+        return self.memory is not None and self.have and not self.words[3] and self.view[STATE // 8] == STATE_CLOSED
+
+    def _ask(self, now: int) -> None:
+        self.asked_ns = now - (self.phase_ns if self.asked_ns == _LONG_AGO else 0)
+        try:
+            self.lost = not _files.owner_alive(self.fd, self.words[5])
+        except OSError as error:
+            self.unasked, self.reason = True, f"its owner's lock cannot be asked for: {error.strerror}"
+            return
+        if self.unasked:
+            self.unasked, self.reason = False, None
+        if not self.lost:
+            self.owner_seen_ns = self.asked_ns
+
+    def age_ns(self, now: int) -> int | None:
+        """Nanoseconds since the publish, or an upper bound where the writer's clock is not ours; None if not known."""
+        if self.memory is None or self.odd or not self.words[3] or self.bound_ns is None:
+            return None
+        return max(0, now - self.bound_ns)
+
+    @property
+    def snapshot(self) -> bool:
+        """Is there a snapshot to be read (in LIVE, STALLED and DEAD)?"""
+        return self.memory is not None and not self.odd and not self.unasked and self.words[3] > 0

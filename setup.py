@@ -1,0 +1,19 @@
+"""The C core: optional, so that a machine without a compiler gets the pure-Python twin; LOADBOX_REQUIRE_C=1 insists on it."""
+
+import os
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "loadbox.mailbox._seqlock_c",
+            ["mailbox/_seqlock_c.c", "mailbox/_core_writer.c", "mailbox/_core_slot.c", "mailbox/_core_readers.c"],
+            depends=["mailbox/_core.h", "mailbox/loadbox.h"],
+            include_dirs=["mailbox"],
+            extra_compile_args=["-O2", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"],
+            extra_link_args=["-pthread"],
+            optional=os.environ.get("LOADBOX_REQUIRE_C", "") in ("", "0"),
+        )
+    ],
+)
