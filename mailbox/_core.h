@@ -36,16 +36,28 @@ static inline int64_t clock_ns(clockid_t clock)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
+/* One row of the structured array; the dtype is made in _group.py and compared with this by a test. */
+typedef struct {
+    lbx_words words;
+    int32_t rank;
+    int8_t state;
+    uint8_t usable;
+    uint8_t pad[2];
+} row;
+
+LBX_STATIC_ASSERT(sizeof(row) == 56, "the dtype's itemsize");
+
 /* One rank as a reader sees it.  Times are CLOCK_MONOTONIC, ns.  What a quiet read needs stands first. */
 typedef struct {
     const lbx_segment *seg; /* NULL: not attached */
     uint64_t seq;
-    int64_t next_check_ns;
-    int64_t last_look_ns; /* -1: none yet */
+    int64_t quiet_until_ns; /* while the sequence stands and this is not reached, `row` stays true */
+    int64_t last_look_ns;   /* -1: none yet */
+    row row;
     char have, odd, lost, unasked, same_clock;
-    int64_t bound_ns;     /* the publish was not earlier than this; -1: nothing is known of its time */
-    lbx_words words;      /* the last whole record */
-    int64_t first_seen_ns, owner_seen_ns, asked_ns;
+    int64_t bound_ns;       /* the publish was not earlier than this; -1: nothing is known of its time */
+    lbx_words words;        /* the last whole record */
+    int64_t next_check_ns, first_seen_ns, owner_seen_ns, asked_ns;
     int64_t phase_ns;     /* the first checks are this much early: so those of many ranks do not all fall into one read */
     uint64_t my_time_ns;  /* inode of the reader's time namespace */
     int fd;
@@ -54,10 +66,16 @@ typedef struct {
     PyObject *reason;     /* NULL or a str */
 } slot;
 
+/* Give a subclass method descriptors of its own.  CPython's interpreter takes its fast way to a C method only if the object's type
+ * is exactly the descriptor's (PRECALL_NO_KW_METHOD_DESCRIPTOR_* in 3.11, CALL_METHOD_DESCRIPTOR_* since); inherited ones cost a
+ * fifth of a read.  A method that a class overrides stays overridden. */
+PyObject *own_methods(PyTypeObject *type, PyMethodDef *methods);
+
 void slot_init(slot *s, int64_t phase_ns);
 void slot_drop(slot *s);
 int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssize_t rank); /* changed?  -1: exception */
 int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns);                /* -1: exception */
+int slot_row(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns, Py_ssize_t rank); /* fills s->row.  -1: exception */
 int64_t slot_age(const slot *s, int64_t now);                                               /* -1: not known */
 
 static inline int slot_has_snapshot(const slot *s)

@@ -194,7 +194,16 @@ static void reader_dealloc(reader *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+static PyMethodDef reader_methods[];
+
+static PyObject *reader_init_subclass(PyTypeObject *type, PyObject *unused)
+{
+    (void)unused;
+    return own_methods(type, reader_methods);
+}
+
 static PyMethodDef reader_methods[] = {
+    {"__init_subclass__", (PyCFunction)reader_init_subclass, METH_NOARGS | METH_CLASS, NULL},
     {"read", (PyCFunction)reader_read, METH_NOARGS, read_doc},
     {"state", (PyCFunction)reader_state, METH_NOARGS, state_doc},
     {"age", (PyCFunction)reader_age, METH_NOARGS, age_doc},
@@ -225,20 +234,11 @@ PyTypeObject reader_type = {
 
 /* ---- all ranks ---------------------------------------------------------------------------------------------------------- */
 
-/* One row of the structured array; the dtype is made in _group.py and compared with this by a test. */
-typedef struct {
-    lbx_words words;
-    int32_t rank;
-    int8_t state;
-    uint8_t usable;
-    uint8_t pad[2];
-} row;
-
-LBX_STATIC_ASSERT(sizeof(row) == 56, "the dtype's itemsize");
+enum { CHUNK = 64 };
 
 typedef struct {
     PyObject_HEAD
-    slot **slots; /* each by itself: another thread may grow the list while this one runs Python code for a slot */
+    slot **chunks; /* of CHUNK each, never moved: another thread may grow the list while this one runs Python code for a slot */
     Py_ssize_t size;
     int64_t stall_ns, interval_ns, next_discovery_ns;
     int open, discovers;
@@ -248,26 +248,26 @@ typedef struct {
     PyObject *weakrefs;
 } group;
 
+static slot *slot_of(group *self, Py_ssize_t rank) { return &self->chunks[rank / CHUNK][rank % CHUNK]; }
+
 static int grow(group *self, Py_ssize_t size)
 {
-    slot **slots, *s;
+    slot **chunks, *chunk;
 
-    if (size <= self->size)
-        return 0;
-    slots = PyMem_Realloc(self->slots, (size_t)size * sizeof *slots);
-    if (slots == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    self->slots = slots;
     while (self->size < size) {
-        s = PyMem_Malloc(sizeof *s);
-        if (s == NULL) {
-            PyErr_NoMemory();
-            return -1;
+        if (self->size % CHUNK == 0) {
+            chunks = PyMem_Realloc(self->chunks, (size_t)(self->size / CHUNK + 1) * sizeof *chunks);
+            if (chunks != NULL)
+                self->chunks = chunks;
+            chunk = chunks != NULL ? PyMem_Malloc(CHUNK * sizeof *chunk) : NULL;
+            if (chunk == NULL) {
+                PyErr_NoMemory();
+                return -1;
+            }
+            chunks[self->size / CHUNK] = chunk;
         }
-        slot_init(s, self->interval_ns * (self->size % 64) / 64);
-        self->slots[self->size++] = s;
+        slot_init(slot_of(self, self->size), self->interval_ns * (self->size % CHUNK) / CHUNK);
+        self->size++;
     }
     return 0;
 }
@@ -311,22 +311,19 @@ static void absent_row(row *r, Py_ssize_t rank)
     r->rank = (int32_t)rank;
 }
 
-static int fill_row(group *self, row *r, Py_ssize_t rank, int64_t now)
+static int fill_row(group *self, row *to, Py_ssize_t rank, int64_t now)
 {
-    slot *s = self->slots[rank];
-    int state;
+    slot *s = slot_of(self, rank);
 
-    if (slot_look(s, now, self->interval_ns, (PyObject *)self, rank) < 0 || !need_open(self->open))
-        return -1;
-    state = slot_state(s, now, self->interval_ns, self->stall_ns);
-    if (state < 0)
-        return -1;
-    r->words = s->words;
-    r->rank = (int32_t)rank;
-    r->state = (int8_t)state;
-    r->usable = state == LIVE || state == STALLED;
-    if (!r->usable)
-        r->words.num_running = r->words.num_waiting = r->words.kv_active_pages = r->words.kv_total_pages = 0;
+    if (s->seg != NULL && now < s->quiet_until_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
+        s->last_look_ns = now;
+    } else {
+        if (slot_look(s, now, self->interval_ns, (PyObject *)self, rank) < 0 || !need_open(self->open))
+            return -1;
+        if (slot_row(s, now, self->interval_ns, self->stall_ns, rank) < 0)
+            return -1;
+    }
+    *to = s->row;
     return 0;
 }
 
@@ -402,7 +399,7 @@ static PyObject *group_reason(group *self, PyObject *arg)
         return NULL;
     if (rank < 0 || rank >= self->size)
         return PyErr_Format(PyExc_IndexError, "rank %zd is not among the %zd known", rank, self->size);
-    return slot_reason(self->slots[rank]);
+    return slot_reason(slot_of(self, rank));
 }
 
 static Py_ssize_t group_length(group *self) { return self->size; }
@@ -434,7 +431,7 @@ static void drop_all(group *self)
 
     self->open = 0;
     for (i = 0; i < self->size; i++)
-        slot_drop(self->slots[i]);
+        slot_drop(slot_of(self, i));
     Py_CLEAR(self->out);
 }
 
@@ -456,15 +453,24 @@ static void group_dealloc(group *self)
     if (self->weakrefs != NULL)
         PyObject_ClearWeakRefs((PyObject *)self);
     drop_all(self);
-    for (i = 0; i < self->size; i++) {
-        Py_CLEAR(self->slots[i]->reason);
-        PyMem_Free(self->slots[i]);
-    }
-    PyMem_Free(self->slots);
+    for (i = 0; i < self->size; i++)
+        Py_CLEAR(slot_of(self, i)->reason);
+    for (i = 0; i < self->size; i += CHUNK)
+        PyMem_Free(self->chunks[i / CHUNK]);
+    PyMem_Free(self->chunks);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+static PyMethodDef group_methods[];
+
+static PyObject *group_init_subclass(PyTypeObject *type, PyObject *unused)
+{
+    (void)unused;
+    return own_methods(type, group_methods);
+}
+
 static PyMethodDef group_methods[] = {
+    {"__init_subclass__", (PyCFunction)group_init_subclass, METH_NOARGS | METH_CLASS, NULL},
     {"read", (PyCFunction)(void (*)(void))group_read, METH_FASTCALL | METH_KEYWORDS, group_read_doc},
     {"reason", (PyCFunction)group_reason, METH_O, group_reason_doc},
     {"close", (PyCFunction)group_close, METH_NOARGS, group_close_doc},

@@ -19,7 +19,7 @@ static void forget(slot *s)
     s->seq = 0;
     memset(&s->words, 0, sizeof s->words);
     s->bound_ns = s->last_look_ns = -1;
-    s->first_seen_ns = 0;
+    s->first_seen_ns = s->quiet_until_ns = 0;
     s->dev = 0;
     s->ino = 0;
     forget_owner(s);
@@ -241,6 +241,41 @@ int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns)
     if ((s->words.num_running | s->words.num_waiting) != 0 && now - since_ns > stall_ns)
         return STALLED;
     return LIVE;
+}
+
+static void earlier(int64_t *than, int64_t ns)
+{
+    if (ns < *than)
+        *than = ns;
+}
+
+/* The row of the array, and until when it needs no other look than one at the sequence. */
+int slot_row(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns, Py_ssize_t rank)
+{
+    int state = slot_state(s, now, interval_ns, stall_ns);
+    int64_t asked_ns;
+
+    if (state < 0)
+        return -1;
+    s->row.words = s->words;
+    s->row.rank = (int32_t)rank;
+    s->row.state = (int8_t)state;
+    s->row.usable = state == LIVE || state == STALLED;
+    if (!s->row.usable)
+        s->row.words.num_running = s->row.words.num_waiting = s->row.words.kv_active_pages = s->row.words.kv_total_pages = 0;
+    s->quiet_until_ns = 0;
+    if (state == LIVE || state == STALLED || state == DEAD) {
+        asked_ns = s->asked_ns > s->owner_seen_ns ? s->asked_ns : s->owner_seen_ns;
+        if (s->bound_ns > asked_ns)
+            asked_ns = s->bound_ns;
+        s->quiet_until_ns = s->next_check_ns;
+        earlier(&s->quiet_until_ns, asked_ns + interval_ns);
+        if (state == LIVE && (s->seq & 1)) /* LIVE becomes STALLED by mere time */
+            earlier(&s->quiet_until_ns, s->first_seen_ns + stall_ns);
+        if (state == LIVE && (s->words.num_running | s->words.num_waiting) != 0)
+            earlier(&s->quiet_until_ns, (s->bound_ns >= 0 ? s->bound_ns : s->first_seen_ns) + stall_ns);
+    }
+    return 0;
 }
 
 int64_t slot_age(const slot *s, int64_t now)

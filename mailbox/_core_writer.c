@@ -83,19 +83,35 @@ static int delist(writer *self)
 
 /* ---- publish ------------------------------------------------------------------------------------------------------------ */
 
+/* A plain int, or -1: counts and pages nearly always fit one digit, which needs no call. */
+static inline int64_t plain_int(PyObject *arg)
+{
+    int overflow;
+    int64_t v;
+
+    if (!PyLong_CheckExact(arg))
+        return -1;
+#if PY_VERSION_HEX >= 0x030C0000
+    if (PyUnstable_Long_IsCompact((PyLongObject *)arg))
+        return PyUnstable_Long_CompactValue((PyLongObject *)arg);
+#else
+    if (Py_SIZE(arg) == 1)
+        return ((PyLongObject *)arg)->ob_digit[0];
+    if (Py_SIZE(arg) == 0)
+        return 0;
+#endif
+    v = PyLong_AsLongLongAndOverflow(arg, &overflow);
+    return overflow ? -1 : v;
+}
+
 /* Four plain ints in range: the way of every iteration.  0: anything else, for the slow way to judge. */
-static int fast_load(PyObject *const *args, lbx_words *w)
+static inline int fast_load(PyObject *const *args, lbx_words *w)
 {
     int64_t v[4];
-    int i, overflow;
+    int i;
 
-    for (i = 0; i < 4; i++) {
-        if (!PyLong_CheckExact(args[i]))
-            return 0;
-        v[i] = PyLong_AsLongLongAndOverflow(args[i], &overflow);
-        if (overflow)
-            return 0;
-    }
+    for (i = 0; i < 4; i++)
+        v[i] = plain_int(args[i]);
     if ((v[0] | v[1] | v[2] | v[3]) < 0 || (v[2] > v[3] && v[3] > 0))
         return 0;
     w->num_running = v[0];
@@ -321,7 +337,16 @@ static void writer_dealloc(writer *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+static PyMethodDef methods[];
+
+static PyObject *init_subclass(PyTypeObject *type, PyObject *unused)
+{
+    (void)unused;
+    return own_methods(type, methods);
+}
+
 static PyMethodDef methods[] = {
+    {"__init_subclass__", (PyCFunction)init_subclass, METH_NOARGS | METH_CLASS, NULL},
     {"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, publish_doc},
     {"_attach", (PyCFunction)attach, METH_VARARGS, attach_doc},
     {"_repair", (PyCFunction)repair, METH_NOARGS, repair_doc},

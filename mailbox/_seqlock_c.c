@@ -36,6 +36,33 @@ static PyMethodDef functions[] = {
 static PyMethodDef functions[] = {{NULL, NULL, 0, NULL}};
 #endif
 
+PyObject *own_methods(PyTypeObject *type, PyMethodDef *methods)
+{
+    PyObject *found, *own;
+    PyMethodDef *m;
+    int inherited, failed;
+
+    for (m = methods; m->ml_name != NULL; m++) {
+        if (m->ml_flags & METH_CLASS)
+            continue;
+        found = PyObject_GetAttrString((PyObject *)type, m->ml_name);
+        if (found == NULL)
+            return NULL;
+        inherited = Py_IS_TYPE(found, &PyMethodDescr_Type) && ((PyMethodDescrObject *)found)->d_method == m;
+        Py_DECREF(found);
+        if (!inherited)
+            continue;
+        own = PyDescr_NewMethod(type, m);
+        if (own == NULL)
+            return NULL;
+        failed = PyObject_SetAttrString((PyObject *)type, m->ml_name, own);
+        Py_DECREF(own);
+        if (failed)
+            return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *name_from(const char *module, const char *name)
 {
     PyObject *found = PyImport_ImportModule(module), *value = NULL;
