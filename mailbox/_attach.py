@@ -115,7 +115,7 @@ def _judge_header(header: Header, rank: int) -> tuple[bool, str | None, Header |
 
 
 def _distrusted(found: os.stat_result) -> str | None:
-    if found.st_uid in (0, os.geteuid()) or str(found.st_uid) in os.environ.get("LOADBOX_TRUST_UIDS", "").split(","):
+    if found.st_uid in (0, os.geteuid()) or str(found.st_uid) in os.environ.get("LOADBOX_TRUST_UIDS", "").replace(",", " ").split():
         return None
     if found.st_mode & 0o040 and (found.st_gid == os.getegid() or found.st_gid in os.getgroups()):
         return None

@@ -23,6 +23,7 @@ typedef struct {
     PyObject *check_load;    /* the slow and strict way to four numbers */
     PyTypeObject *snapshot;  /* LoadSnapshot */
     PyObject *states[STATES];
+    int64_t tick_ns;         /* how far CLOCK_MONOTONIC_COARSE may be behind CLOCK_MONOTONIC */
 } core_names;
 
 extern core_names core;
@@ -59,6 +60,7 @@ typedef struct {
     lbx_words words;        /* the last whole record */
     int64_t next_check_ns, first_seen_ns, owner_seen_ns, asked_ns;
     int64_t phase_ns;     /* the first checks are this much early: so those of many ranks do not all fall into one read */
+    uint64_t dp_size;       /* what the header says, 0: nothing */
     uint64_t my_time_ns;  /* inode of the reader's time namespace */
     int fd;
     dev_t dev;

@@ -53,6 +53,8 @@ static PyObject *make_snapshot(const lbx_words *w)
 
 static PyObject *read_slowly(reader *self, int64_t now)
 {
+    if (now + core.tick_ns >= self->slot.next_check_ns)
+        now = clock_ns(CLOCK_MONOTONIC);
     if (look(self, now) < 0)
         return NULL;
     if (!slot_has_snapshot(&self->slot))
@@ -73,11 +75,11 @@ static PyObject *reader_read(reader *self, PyObject *unused)
 {
     PyObject *result;
     slot *s = &self->slot;
-    int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE);
+    int64_t now = clock_ns(CLOCK_MONOTONIC_COARSE); /* a quarter of the price; behind by a tick at most */
 
     (void)unused;
     Py_BEGIN_CRITICAL_SECTION(self);
-    if (self->cached != NULL && s->seg != NULL && now < s->next_check_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
+    if (self->cached != NULL && s->seg != NULL && now + core.tick_ns < s->next_check_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
         s->last_look_ns = now;
         result = Py_NewRef(self->cached);
     } else {
@@ -234,12 +236,12 @@ PyTypeObject reader_type = {
 
 /* ---- all ranks ---------------------------------------------------------------------------------------------------------- */
 
-enum { CHUNK = 64 };
+enum { CHUNK = 64, RANK_LIMIT = 65536 };
 
 typedef struct {
     PyObject_HEAD
     slot **chunks; /* of CHUNK each, never moved: another thread may grow the list while this one runs Python code for a slot */
-    Py_ssize_t size;
+    Py_ssize_t size, announced; /* ranks that have a row, and the largest dp_size that a header gave */
     int64_t stall_ns, interval_ns, next_discovery_ns;
     int open, discovers;
     PyObject *out; /* the last array that was given and found right, to be checked once */
@@ -322,26 +324,20 @@ static int fill_row(group *self, row *to, Py_ssize_t rank, int64_t now)
             return -1;
         if (slot_row(s, now, self->interval_ns, self->stall_ns, rank) < 0)
             return -1;
+        if (s->dp_size <= RANK_LIMIT && (Py_ssize_t)s->dp_size > self->announced)
+            self->announced = (Py_ssize_t)s->dp_size;
     }
     *to = s->row;
     return 0;
 }
 
-static PyObject *read_rows(group *self, PyObject *out)
+/* Fill `out`, or an array of the group's size if it is None, for the ranks known so far; new reference. */
+static PyObject *fill_rows(group *self, PyObject *out, int64_t now)
 {
-    int64_t now = clock_ns(CLOCK_MONOTONIC);
-    Py_ssize_t rank, size, rows_size;
+    Py_ssize_t rank, size = self->size, rows_size;
     PyObject *made = NULL;
     row *rows;
 
-    if (!need_open(self->open))
-        return NULL;
-    if (self->discovers && now >= self->next_discovery_ns) {
-        self->next_discovery_ns = now + self->interval_ns;
-        if (discover(self) < 0)
-            return NULL;
-    }
-    size = self->size;
     if (out == Py_None) {
         made = out = PyObject_CallMethod((PyObject *)self, "_rows", "n", size);
         if (made == NULL)
@@ -355,6 +351,8 @@ static PyObject *read_rows(group *self, PyObject *out)
         Py_INCREF(out);
     rows = self->out_rows; /* locals from here on: another thread may give another array while Python code runs below */
     rows_size = self->out_size;
+    if (made != NULL)
+        Py_CLEAR(self->out); /* nobody asked for this one to be kept */
     for (rank = 0; rank < size; rank++)
         if (fill_row(self, &rows[rank], rank, now) < 0) {
             Py_DECREF(out);
@@ -362,9 +360,27 @@ static PyObject *read_rows(group *self, PyObject *out)
         }
     for (; rank < rows_size; rank++)
         absent_row(&rows[rank], rank);
-    if (made != NULL)
-        Py_CLEAR(self->out); /* nobody asked for this one to be kept */
     return out;
+}
+
+static PyObject *read_rows(group *self, PyObject *out)
+{
+    int64_t now = clock_ns(CLOCK_MONOTONIC);
+    PyObject *result;
+
+    if (!need_open(self->open))
+        return NULL;
+    if (self->discovers && now >= self->next_discovery_ns) {
+        self->next_discovery_ns = now + self->interval_ns;
+        if (discover(self) < 0)
+            return NULL;
+    }
+    result = fill_rows(self, out, now);
+    while (result != NULL && self->discovers && self->announced > self->size) { /* a rank told of more ranks */
+        Py_DECREF(result);
+        result = grow(self, self->announced) < 0 ? NULL : fill_rows(self, out, now);
+    }
+    return result;
 }
 
 PyDoc_STRVAR(group_read_doc,

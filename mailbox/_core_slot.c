@@ -19,6 +19,7 @@ static void forget(slot *s)
     s->seq = 0;
     memset(&s->words, 0, sizeof s->words);
     s->bound_ns = s->last_look_ns = -1;
+    s->dp_size = 0;
     s->first_seen_ns = s->quiet_until_ns = 0;
     s->dev = 0;
     s->ino = 0;
@@ -118,7 +119,7 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
             Py_DECREF(found);
             return -1;
         }
-    } else if (reason == Py_None && closed(s)) {
+    } else if (reason == Py_None && s->seg != NULL && lbx_load_acquire(&s->seg->header.state) == LBX_STATE_CLOSED) {
         Py_DECREF(found);
         return 0; /* its owner closed it and took the name away: that stays what is known */
     } else {
@@ -142,6 +143,7 @@ static int accept_record(slot *s, uint64_t seq, const lbx_words *w, int64_t now)
         /* The header is written before the first publish of a life, so what is read now belongs to this record. */
         writers = lbx_load(&s->seg->header.time_ns_inode);
         s->same_clock = writers != 0 && writers == s->my_time_ns;
+        s->dp_size = lbx_load(&s->seg->header.dp_size);
     }
     if (s->same_clock && (w->published_ns <= now || w->published_ns <= clock_ns(CLOCK_MONOTONIC)))
         s->bound_ns = w->published_ns;
@@ -171,7 +173,7 @@ int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssi
     int changed = 0;
 
     if (now >= s->next_check_ns) {
-        s->next_check_ns = now + interval_ns - (s->next_check_ns ? 0 : s->phase_ns);
+        s->next_check_ns = interval_ns == 0 ? 0 : now + interval_ns - (s->next_check_ns ? 0 : s->phase_ns);
         changed = check(s, owner, rank);
         if (changed < 0)
             return -1;

@@ -205,7 +205,7 @@ static int need_attached(writer *self)
     return 0;
 }
 
-PyDoc_STRVAR(repair_doc, "_repair($self, /)\n--\n\nMake both copies whole after a writer that may have died half-way.");
+PyDoc_STRVAR(repair_doc, "_repair($self, /)\n--\n\nMake both copies whole after a writer that may have been stopped half-way.");
 
 static PyObject *repair(writer *self, PyObject *unused)
 {

@@ -25,14 +25,19 @@ _FIRST_FD = 3  # never a standard stream: a program that closed its stdin would 
 def _open(name: str, flags: int, mode: int, read_only: bool) -> int:
     """Open and give a descriptor of 3 or more; OSError with errno, whatever posix_ipc makes of it."""
     try:
-        fd = posix_ipc.SharedMemory(name, flags | os.O_NONBLOCK, mode, read_only=read_only).fd
-    except posix_ipc.ExistentialError as error:
-        number = errno.EEXIST if flags & os.O_CREAT else errno.ENOENT
+        fd: int = posix_ipc.SharedMemory(name, flags | os.O_NONBLOCK, mode, read_only=read_only).fd
+    except posix_ipc.ExistentialError as error:  # EEXIST or ENOENT, it does not say; creating meets ENOENT only without /dev/shm
+        number = errno.EEXIST if flags & os.O_CREAT and os.path.isdir(SHM_DIR) else errno.ENOENT
         raise OSError(number, os.strerror(number), name) from error
     except posix_ipc.PermissionsError as error:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES), name) from error
     except ValueError as error:  # shm_open turns EISDIR into EINVAL
         raise OSError(errno.EINVAL, "not a regular file", name) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        number = errno.ENFILE if "system" in str(error) else errno.EMFILE  # posix_ipc gives these two without their number
+        raise OSError(number, os.strerror(number), name) from error
     if fd >= _FIRST_FD:
         return fd
     try:
@@ -88,10 +93,8 @@ def odd(found: os.stat_result, size: int) -> str | None:
 
 
 def _kind(mode: int) -> str:
-    for test, kind in ((stat.S_ISDIR, "directory"), (stat.S_ISFIFO, "FIFO"), (stat.S_ISLNK, "symbolic link"), (stat.S_ISSOCK, "socket")):
-        if test(mode):
-            return kind
-    return "device"
+    kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
+    return kinds.get(stat.S_IFMT(mode), "device")
 
 
 def owner_of(found: os.stat_result) -> str:

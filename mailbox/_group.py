@@ -57,9 +57,7 @@ class GroupReader(_seqlock.GroupCore):
 
     __slots__ = ("_dtype", "_group", "_names")
 
-    def __init__(
-        self, group: str, dp_size: int | None = None, *, stall_after: float = 5.0, liveness_interval: float = 0.1
-    ) -> None:
+    def __init__(self, group: str, dp_size: int | None = None, *, stall_after: float = 5.0, liveness_interval: float = 0.1) -> None:
         import numpy  # here, so that a scheduler that only publishes does not load it
 
         self._group = check_group(group)
@@ -89,9 +87,7 @@ class GroupReader(_seqlock.GroupCore):
         """The group's size, going by the ranks that somebody trustworthy made; a stranger's name must not swell the table."""
         known = len(self)
         new = [rank for rank in list_ranks(self._group) if rank >= known]
-        if not known or new:
-            return max([known, *(_attach.peek(segment_name(self._group, rank), rank) for rank in new)])
-        return known
+        return max([known, *(_attach.peek(segment_name(self._group, rank), rank) for rank in new)])
 
     def _rows(self, size: int, /) -> NDArray[Any]:
         import numpy

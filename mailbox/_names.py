@@ -76,7 +76,7 @@ def list_groups() -> list[str]:
 
     Never raises because of what lies in /dev/shm.  Safe from any thread.
     """
-    return sorted({match[1] for match in map(_SEGMENT.fullmatch, _entries()) if match})
+    return sorted({match[1] for match in map(_SEGMENT.fullmatch, _entries()) if match and int(match[2]) < RANK_LIMIT})
 
 
 def list_ranks(group: str) -> list[int]:

@@ -24,7 +24,7 @@ from loadbox.mailbox import _files
 from loadbox.mailbox._errors import MailboxError, MailboxInUse, MailboxRefused
 from loadbox.mailbox._layout import ABI_MAJOR, EPOCH_LIMIT, HEADER, MAGIC, SEGMENT_SIZE, Header
 
-__all__ = ["Claim", "claim", "clean", "lock_epoch", "unlink_own"]
+__all__ = ["Claim", "abandon", "claim", "clean", "explained", "lock_epoch", "unlink_own"]
 
 _RETRY_PAUSE = 0.005
 _EPOCH_TRIES = 8
@@ -45,6 +45,10 @@ class _Taken(Exception):
         self.final = final
 
 
+class _Removed(Exception):
+    """What stood in the way is gone, by our own hand: try again at once."""
+
+
 def claim(name: str, kind: int, *, mode: int, start_wait: float, size: int = SEGMENT_SIZE) -> Claim:
     """Own the segment called ``name``, made anew or adopted, its memory allocated and its mode set.
 
@@ -59,16 +63,20 @@ def claim(name: str, kind: int, *, mode: int, start_wait: float, size: int = SEG
             if time.monotonic() >= deadline:
                 raise taken.final from None
             time.sleep(_RETRY_PAUSE)
+        except _Removed:
+            pass
         except OSError as error:
-            raise _explained(name, error) from error
+            raise explained(name, error) from error
 
 
 def _try_claim(name: str, kind: int, mode: int, size: int) -> Claim:
-    lock_fd, made = _open_or_create(name)
+    lock_fd = _open_or_create(name)
     map_fd = -1
+    locked = False
     try:
         found = _check_ours(name, lock_fd, size)
         _lock(name, lock_fd)
+        locked = True
         try:
             map_fd = _files.open_existing(name, read_only=False)
         except FileNotFoundError:
@@ -76,18 +84,15 @@ def _try_claim(name: str, kind: int, mode: int, size: int) -> Claim:
         if not _files.same_file(os.fstat(map_fd), found):
             raise _moved(name)
         # From here on the name is ours: whoever wants to unlink it needs the lock.
-        found = _check_ours(name, lock_fd, size)
+        _check_ours(name, lock_fd, size)
         if not _check_content(name, lock_fd, kind):
             _files.unlink(name)
-            raise _moved(name)
-        try:
-            os.fchmod(lock_fd, mode)
-            os.posix_fallocate(lock_fd, 0, size)
-        except OSError:
-            if made or found.st_size == 0:
-                _files.unlink(name)
-            raise
-    except BaseException:
+            raise _Removed
+        os.fchmod(lock_fd, mode)
+        os.posix_fallocate(lock_fd, 0, size)
+    except BaseException as error:
+        if locked and not isinstance(error, (MailboxError, _Taken)):
+            abandon(name, lock_fd)
         os.close(lock_fd)
         if map_fd >= 0:
             os.close(map_fd)
@@ -95,13 +100,22 @@ def _try_claim(name: str, kind: int, mode: int, size: int) -> Claim:
     return Claim(lock_fd, map_fd)
 
 
-def _open_or_create(name: str) -> tuple[int, bool]:
+def abandon(name: str, lock_fd: int) -> None:
+    """After a failure, under the lock: remove the name if nothing was ever finished behind it."""
     try:
-        return _files.create(name), True
+        if not os.pread(lock_fd, 8, 0).strip(b"\0"):
+            unlink_own(name, lock_fd)
+    except OSError:
+        pass  # a half-made file stays: the next writer finishes it
+
+
+def _open_or_create(name: str) -> int:
+    try:
+        return _files.create(name)
     except FileExistsError:
         pass
     try:
-        return _files.open_existing(name, read_only=False), False
+        return _files.open_existing(name, read_only=False)
     except FileNotFoundError:
         raise _moved(name) from None
 
@@ -213,10 +227,16 @@ _ADVICE = {
 }
 
 
-def _explained(name: str, error: OSError) -> MailboxError:
+def explained(name: str, error: OSError) -> MailboxError:
+    """The system's refusal to make or open a segment, as a sentence."""
     number = error.errno or 0
     found = _files.stat_name(name)
-    if found is not None and number in (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EINVAL, errno.ENXIO):
-        reason = _files.odd(found, 0) or f"it belongs to another user ({_files.owner_of(found)})"
-        return _refused(name, reason)
+    if found is not None and number in (errno.EACCES, errno.ELOOP, errno.EINVAL, errno.ENXIO):
+        reason = _files.odd(found, 0)
+        if reason is None and found.st_uid != os.geteuid():
+            reason = f"it belongs to another user ({_files.owner_of(found)})"
+        elif reason is None and number == errno.EACCES:
+            reason = f"its own user may not open it ({_files.owner_of(found)})"
+        if reason:
+            return _refused(name, reason)
     return MailboxError(f"the mailbox {name} cannot be made: {_ADVICE.get(number, os.strerror(number))} (errno {number})", number)

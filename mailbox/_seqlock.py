@@ -37,9 +37,9 @@ else:
         from loadbox.mailbox import _seqlock_py as _core
 
         BACKEND = "py"
-    absent = [name for name in _NAMES if not hasattr(_core, name)]
-    if absent:
-        raise ImportError(f"{_core.__name__} is of another version of loadbox: it has no {', '.join(absent)}; install loadbox again")
+    _absent = [name for name in _NAMES if not hasattr(_core, name)]
+    if _absent:
+        raise ImportError(f"{_core.__name__} is of another version of loadbox: no {', '.join(_absent)}; install loadbox again")
     GroupCore, ReaderCore, WriterCore = _core.GroupCore, _core.ReaderCore, _core.WriterCore
 
 _told = False

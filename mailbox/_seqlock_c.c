@@ -4,32 +4,35 @@
 core_names core;
 
 #ifdef LBX_KILL_POINTS
-/* A test build: the process kills itself at the n-th step that it takes after _kill_at(n). */
+/* A test build: the process kills or stops itself at the n-th step that it takes after _kill_at(n) or _stop_at(n). */
 #include <signal.h>
-#include <unistd.h>
 
 static long steps_left = -1;
+static int at_step = SIGKILL;
 
 void lbx_kill_point(void)
 {
-    if (steps_left >= 0 && steps_left-- == 0) {
-        kill(getpid(), SIGKILL);
-        for (;;)
-            pause();
-    }
+    if (steps_left >= 0 && steps_left-- == 0)
+        raise(at_step); /* taken by this thread before raise() returns */
 }
 
-static PyObject *kill_at(PyObject *module, PyObject *arg)
+static PyObject *arm(PyObject *arg, int signal)
 {
-    (void)module;
-    steps_left = PyLong_AsLong(arg);
-    if (steps_left == -1 && PyErr_Occurred())
+    long steps = PyLong_AsLong(arg);
+
+    if (steps == -1 && PyErr_Occurred())
         return NULL;
+    at_step = signal;
+    steps_left = steps;
     Py_RETURN_NONE;
 }
 
+static PyObject *kill_at(PyObject *Py_UNUSED(module), PyObject *arg) { return arm(arg, SIGKILL); }
+static PyObject *stop_at(PyObject *Py_UNUSED(module), PyObject *arg) { return arm(arg, SIGSTOP); }
+
 static PyMethodDef functions[] = {
     {"_kill_at", kill_at, METH_O, "Die at the n-th step from now, counted from 0; -1: do not."},
+    {"_stop_at", stop_at, METH_O, "As _kill_at, but stop, until SIGCONT."},
     {NULL, NULL, 0, NULL},
 };
 #else
@@ -76,8 +79,11 @@ static PyObject *name_from(const char *module, const char *name)
 static int take_names(void)
 {
     PyObject *states, *snapshot;
+    struct timespec tick = {0, 0};
     int i;
 
+    clock_getres(CLOCK_MONOTONIC_COARSE, &tick);
+    core.tick_ns = (int64_t)tick.tv_sec * 1000000000 + tick.tv_nsec;
     core.mailbox_error = name_from("loadbox.mailbox._errors", "MailboxError");
     core.check_load = name_from("loadbox.mailbox._check", "check_load");
     snapshot = name_from("loadbox.mailbox._types", "LoadSnapshot");

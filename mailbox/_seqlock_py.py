@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 import weakref
 from time import monotonic_ns
@@ -19,8 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from loadbox.mailbox._check import check_load
 from loadbox.mailbox._errors import MailboxError
-from loadbox.mailbox._layout import ABI_MAJOR, ABI_MINOR, KIND_RANK, MAGIC, RECORD_OFFSET, SEGMENT_SIZE, STATE_CLOSED, STATE_OPEN
-from loadbox.mailbox._slot_py import DEAD, LIVE, NOTHING, STALLED, Slot
+from loadbox.mailbox._layout import (
+    ABI_MAJOR,
+    ABI_MINOR,
+    KIND_RANK,
+    MAGIC,
+    RANK_LIMIT,
+    RECORD_OFFSET,
+    SEGMENT_SIZE,
+    STATE_CLOSED,
+    STATE_OPEN,
+)
+from loadbox.mailbox._slot_py import LIVE, NOTHING, STALLED, Slot
 from loadbox.mailbox._types import LoadSnapshot, RankState
 
 if TYPE_CHECKING:
@@ -28,20 +39,28 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCore", "ReaderCore", "WriterCore"]
 
-_owners: weakref.WeakSet[WriterCore] = weakref.WeakSet()
+_family: weakref.WeakSet[WriterCore | ReaderCore | GroupCore] = weakref.WeakSet()
 
 
 class WriterCore:
     """The memory side of a writer; see ``MailboxWriter``."""
 
-    __slots__ = ("__weakref__", "_busy", "_dirty", "_life", "_lock", "_lock_fd", "_map", "_why_not", "_words")
+    __slots__ = ("__weakref__", "_dirty", "_life", "_lock", "_lock_fd", "_map", "_why_not", "_words")
+
+    _lock: threading.RLock
+    _lock_fd: int
+    _map: mmap.mmap
+    _words: memoryview[int]
+    _life: int
+    _dirty: bool
+    _why_not: str | None
 
     def __new__(cls, *args: object, **kwargs: object) -> WriterCore:
         self = super().__new__(cls)
         self._lock = threading.RLock()
         self._lock_fd = -1
-        self._why_not: str | None = "it was never opened"
-        self._busy = self._dirty = False
+        self._why_not = "it was never opened"
+        self._dirty = False
         self._life = 0
         return self
 
@@ -59,34 +78,37 @@ class WriterCore:
             self._store(running, waiting, active, total)
 
     def _store(self, running: int, waiting: int, active: int, total: int) -> None:
-        if self._busy:
-            raise MailboxError("publish was called while it runs on this thread, from a signal handler: only set a flag there")
-        self._busy = True
-        try:
-            if self._dirty:
-                self._repair()
-            words, epoch = self._words, self._life
-            seq = words[16]
-            half, whole = seq + 1, seq + 2
-            now = monotonic_ns()
-            self._dirty = True
-            words[16] = half
-            words[17] = running
-            words[18] = waiting
-            words[19] = active
-            words[20] = total
-            words[21] = now
-            words[22] = epoch
-            words[16] = whole
-            words[24] = running
-            words[25] = waiting
-            words[26] = active
-            words[27] = total
-            words[28] = now
-            words[29] = epoch
-            self._dirty = False
-        finally:
-            self._busy = False
+        if self._dirty:
+            self._check_interrupted()
+            self._repair()
+        words, epoch = self._words, self._life
+        seq = words[16]
+        half, whole = seq + 1, seq + 2
+        now = monotonic_ns()
+        self._dirty = True
+        words[16] = half
+        words[17] = running
+        words[18] = waiting
+        words[19] = active
+        words[20] = total
+        words[21] = now
+        words[22] = epoch
+        words[16] = whole
+        words[24] = running
+        words[25] = waiting
+        words[26] = active
+        words[27] = total
+        words[28] = now
+        words[29] = epoch
+        self._dirty = False
+
+    def _check_interrupted(self) -> None:
+        """Is the publish that left the flag up still under way, below this one on the stack, or was it cut off for good?"""
+        frame = sys._getframe(2)
+        while frame:
+            if frame.f_code is WriterCore._store.__code__ and frame.f_locals.get("self") is self:
+                raise MailboxError("publish was called while it runs on this thread, from a signal handler: only set a flag there")
+            frame = frame.f_back  # type: ignore[assignment]
 
     def _attach(self, map_fd: int, lock_fd: int, /) -> None:
         """Map ``map_fd`` for writing and own ``lock_fd``."""
@@ -94,10 +116,10 @@ class WriterCore:
         self._words = memoryview(self._map).cast("q")
         self._lock_fd = lock_fd
         self._why_not = "it is not open yet"
-        _owners.add(self)
+        _family.add(self)
 
-    def _repair(self) -> None:
-        """Make both copies whole after a writer that may have died, or was interrupted, half-way."""
+    def _repair(self, /) -> None:
+        """Make both copies whole after a writer that may have been stopped half-way."""
         words = self._words
         seq = words[16]
         if seq & 1:
@@ -109,9 +131,7 @@ class WriterCore:
                 words[24 + i] = words[17 + i]
         self._dirty = False
 
-    def _begin(
-        self, epoch: int, rank: int, dp_size: int, pid: int, start_ns: int, boot_id: bytes, time_ns_inode: int, /
-    ) -> None:
+    def _begin(self, epoch: int, rank: int, dp_size: int, pid: int, start_ns: int, boot_id: bytes, time_ns_inode: int, /) -> None:
         """Start a life: no snapshot under the new epoch, the header, state open, and the magic last."""
         words = self._words
         self._life = epoch
@@ -134,7 +154,7 @@ class WriterCore:
         words[0] = MAGIC
         self._why_not = None
 
-    def _finish(self) -> int:
+    def _finish(self, /) -> int:
         """End the life: no snapshot, state closed.  Gives the lock's descriptor; -1 if there is nothing to end (any more)."""
         with self._lock:
             if self._why_not:
@@ -144,7 +164,7 @@ class WriterCore:
             self._why_not = "it is closed"
             return self._lock_fd
 
-    def _detach(self) -> None:
+    def _detach(self, /) -> None:
         """Unmap, and close the lock's descriptor, if it is still ours."""
         with self._lock:
             self._why_not = self._why_not or "it is closed"
@@ -154,12 +174,12 @@ class WriterCore:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
 
-    def _owns(self) -> bool:
+    def _owns(self, /) -> bool:
         """Is this an open owner?"""
         return self._why_not is None
 
-    def _disown(self) -> None:
-        self._lock = threading.RLock()  # the old one may be held by a thread that the child does not have
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -167,8 +187,9 @@ class WriterCore:
 
 
 def _after_fork_in_child() -> None:
-    for owner in list(_owners):
-        owner._disown()
+    # Every lock anew: the old one may be held by a thread that the child does not have.
+    for core in list(_family):
+        core._after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -177,7 +198,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class ReaderCore:
     """The memory side of a reader of one rank; see ``MailboxReader``."""
 
-    __slots__ = ("__weakref__", "_interval_ns", "_open", "_slot", "_snapshot", "_stall_ns")
+    __slots__ = ("__weakref__", "_interval_ns", "_lock", "_open", "_slot", "_snapshot", "_stall_ns")
 
     def _setup(self, stall_ns: int, interval_ns: int, /) -> None:
         """Start with nothing attached."""
@@ -185,6 +206,11 @@ class ReaderCore:
         self._slot = Slot()
         self._snapshot: LoadSnapshot | None = None
         self._open = True
+        self._after_fork()
+        _family.add(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     def _find(self, rank: int, /) -> tuple[int, str | None, int]:
         raise NotImplementedError
@@ -196,27 +222,30 @@ class ReaderCore:
             self._snapshot = None
         return self._slot
 
-    def read(self) -> LoadSnapshot | None:
+    def read(self, /) -> LoadSnapshot | None:
         """Give the last whole snapshot of a rank that is LIVE, STALLED or DEAD (last words), else None; never waits."""
-        slot = self._look(monotonic_ns())
-        if not slot.snapshot:
-            return None
-        if self._snapshot is None:
-            self._snapshot = LoadSnapshot._make(slot.words[:4])
-        return self._snapshot
+        with self._lock:
+            slot = self._look(monotonic_ns())
+            if not slot.snapshot:
+                return None
+            if self._snapshot is None:
+                self._snapshot = LoadSnapshot._make(slot.words[:4])
+            return self._snapshot
 
-    def state(self) -> RankState:
+    def state(self, /) -> RankState:
         """Say what is known of the rank now; DEAD is told within ``liveness_interval`` of the owner's end."""
-        now = monotonic_ns()
-        return RankState(self._look(now).state(now, self._interval_ns, self._stall_ns))
+        with self._lock:
+            now = monotonic_ns()
+            return RankState(self._look(now).state(now, self._interval_ns, self._stall_ns))
 
-    def age(self) -> float | None:
+    def age(self, /) -> float | None:
         """Seconds since the snapshot was published, never negative; None if there is none or its time is not known.
 
         Where the writer's clock is another one (time namespace), an upper bound: since the last look that saw the old snapshot.
         """
-        now = monotonic_ns()
-        age = self._look(now).age_ns(now)
+        with self._lock:
+            now = monotonic_ns()
+            age = self._look(now).age_ns(now)
         return None if age is None else age / 1e9
 
     @property
@@ -229,16 +258,17 @@ class ReaderCore:
         """Why the rank was REFUSED at the last look, in words; None otherwise."""
         return self._slot.reason
 
-    def close(self) -> None:
+    def close(self, /) -> None:
         """Let go of the mapping.  Idempotent; snapshots already read stay good."""
-        self._open = False
-        self._slot.drop()
+        with self._lock:
+            self._open = False
+            self._slot.drop()
 
 
 class GroupCore:
     """The memory side of a reader of all ranks; see ``GroupReader``."""
 
-    __slots__ = ("__weakref__", "_discovers", "_interval_ns", "_next_discovery_ns", "_open", "_slots", "_stall_ns")
+    __slots__ = ("__weakref__", "_discovers", "_interval_ns", "_lock", "_next_discovery_ns", "_open", "_slots", "_stall_ns")
 
     def _setup(self, size: int, stall_ns: int, interval_ns: int, discovers: bool, /) -> None:
         """Start with ``size`` ranks, nothing attached; ``discovers``: ask ``_discover`` for more."""
@@ -247,6 +277,11 @@ class GroupCore:
         self._next_discovery_ns = 0
         self._grow(size)
         self._open = True
+        self._after_fork()
+        _family.add(self)
+
+    def _after_fork(self) -> None:
+        self._lock = threading.RLock()
 
     def _grow(self, size: int) -> None:
         """Make room for ``size`` ranks; never shrinks."""
@@ -264,18 +299,29 @@ class GroupCore:
     def _check_out(self, out: object, size: int, /) -> None:
         raise NotImplementedError
 
-    def read(self, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def read(self, /, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Read all ranks at once; row i is rank i.  Give ``out``, an array that was returned before, to allocate nothing.
 
         Unusable rows hold four zeros, and ``state`` says why.  Rows of ``out`` past the group's size are ABSENT.  ValueError if
         ``out`` is too short (the group has grown) or read-only, TypeError if it is no array of these rows.
         """
-        if not self._open:
-            raise MailboxError("this reader is closed")
-        now = monotonic_ns()
-        if self._discovers and now >= self._next_discovery_ns:
-            self._next_discovery_ns = now + self._interval_ns
-            self._grow(self._discover())
+        with self._lock:
+            if not self._open:
+                raise MailboxError("this reader is closed")
+            now = monotonic_ns()
+            if self._discovers and now >= self._next_discovery_ns:
+                self._next_discovery_ns = now + self._interval_ns
+                self._grow(self._discover())
+            rows = self._fill(out, now)
+            while self._discovers and (announced := self._announced()) > len(self._slots):  # a rank told of more ranks
+                self._grow(announced)
+                rows = self._fill(out, now)
+            return rows
+
+    def _announced(self) -> int:
+        return max((slot.dp_size for slot in self._slots if slot.dp_size <= RANK_LIMIT), default=0)
+
+    def _fill(self, out: NDArray[Any] | None, now: int) -> NDArray[Any]:
         size = len(self._slots)
         rows = self._rows(size) if out is None else out
         self._check_out(rows, size)
@@ -290,19 +336,22 @@ class GroupCore:
             if state in (LIVE, STALLED):
                 rows[rank] = (*words, rank, state, True)
             else:
-                rows[rank] = (0, 0, 0, 0, *words[4:], rank, state, False)
+                rows[rank] = (0, 0, 0, 0, words[4], words[5] % (1 << 64), rank, state, False)
         return rows
 
     def __len__(self) -> int:
         """Ranks known at the last read."""
         return len(self._slots)
 
-    def reason(self, rank: int) -> str | None:
+    def reason(self, rank: int, /) -> str | None:
         """Why ``rank`` was REFUSED at the last read, in words; None otherwise."""
+        if not 0 <= rank < len(self._slots):
+            raise IndexError(f"rank {rank} is not among the {len(self._slots)} known")
         return self._slots[rank].reason
 
-    def close(self) -> None:
+    def close(self, /) -> None:
         """Let go of all mappings.  Idempotent; arrays already read stay good."""
-        self._open = False
-        for slot in self._slots:
-            slot.drop()
+        with self._lock:
+            self._open = False
+            for slot in self._slots:
+                slot.drop()

@@ -19,6 +19,7 @@ from loadbox.mailbox import _files
 from loadbox.mailbox._layout import (
     COPY_A,
     COPY_B,
+    DP_SIZE,
     EPOCH_LIMIT,
     READ_TRIES,
     RECORD,
@@ -49,8 +50,9 @@ class Slot:
     """A rank's mapping, its last whole record and what follows from it.  Times are CLOCK_MONOTONIC, ns."""
 
     __slots__ = (
-        "asked_ns", "bound_ns", "fd", "first_seen_ns", "have", "identity", "last_look_ns", "lost", "memory", "my_time_ns",
-        "next_check_ns", "odd", "owner_seen_ns", "phase_ns", "reason", "same_clock", "seq", "unasked", "view", "words",
+        "asked_ns", "bound_ns", "dp_size", "fd", "first_seen_ns", "have", "identity", "last_look_ns", "lost", "memory",
+        "my_time_ns", "next_check_ns", "odd", "owner_seen_ns", "phase_ns", "reason", "same_clock", "seq", "unasked", "view",
+        "words",
     )  # fmt: skip
 
     def __init__(self, phase_ns: int = 0) -> None:
@@ -62,11 +64,15 @@ class Slot:
         self._forget()
         self.reason: str | None = None
 
+    def __del__(self) -> None:
+        self.drop()
+
     def _forget(self) -> None:
         self.identity = (0, 0)
         self.have = False
         self.seq = 0
         self.words = NOTHING
+        self.dp_size = 0
         self.bound_ns: int | None = None  # the publish was not earlier than this; None: nothing is known of its time
         self.first_seen_ns = 0
         self.last_look_ns: int | None = None
@@ -155,7 +161,7 @@ class Slot:
                 reason = f"it cannot be mapped: {error.strerror}"
             else:
                 return True
-        if reason is None and self._closed():
+        if reason is None and self.memory is not None and self.view[STATE // 8] == STATE_CLOSED:
             return False  # its owner closed it and took the name away: that stays what is known
         self.drop()
         self.reason = reason
@@ -169,6 +175,7 @@ class Slot:
             # The header is written before the first publish of a life, so what is read now belongs to this record.
             writers = self.view[TIME_NS_INODE // 8]
             self.same_clock = writers != 0 and writers == self.my_time_ns
+            self.dp_size = self.view[DP_SIZE // 8]
         published_ns = words[4]
         if self.same_clock and (published_ns <= now or published_ns <= monotonic_ns()):
             self.bound_ns = published_ns
@@ -177,9 +184,7 @@ class Slot:
         self.have, self.seq, self.words = True, seq, words
         self.first_seen_ns = self.last_look_ns = now
         self.odd = odd_record(words)
-        self.reason = (
-            f"its record is none that a writer publishes ({', '.join(map(str, words))})" if self.odd else None
-        )
+        self.reason = f"its record is none that a writer publishes ({', '.join(map(str, words))})" if self.odd else None
 
     def state(self, now: int, interval_ns: int, stall_ns: int) -> int:
         """The rank's state at ``now``, asking for the owner's lock if the last proof of life is too old."""

@@ -10,7 +10,7 @@ from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from loadbox.mailbox import _seqlock, _segment
+from loadbox.mailbox import _segment, _seqlock
 from loadbox.mailbox._host import boot_id, time_ns_inode
 from loadbox.mailbox._layout import KIND_RANK
 from loadbox.mailbox._names import check_dp_size, check_rank, segment_name
@@ -112,6 +112,7 @@ class MailboxWriter(_seqlock.WriterCore):
     def __del__(self) -> None:
         if self._owns():
             warnings.warn(f"{self!r} was dropped without close(); readers will call the rank DEAD", ResourceWarning, 2, source=self)
+            self._detach()
 
     def __repr__(self) -> str:
         return f"<MailboxWriter {getattr(self, '_name', '?')} epoch={getattr(self, '_epoch', 0)}>"

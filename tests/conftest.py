@@ -113,9 +113,11 @@ class Children:
 
     def end(self) -> None:
         for child in self.running:
-            if child.poll() is None:
-                child.kill()
-            child.communicate()
+            child.kill()
+            child.wait()
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 @pytest.fixture
