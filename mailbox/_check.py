@@ -1,10 +1,14 @@
-"""What may be published.  Both twins come here with whatever is not four plain ints in range, so their errors are one."""
+"""What may be published, and what is a time.  Both twins come here with whatever is not four plain ints in range, so their errors
+are one.
+"""
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from operator import index
 
-__all__ = ["FIELDS", "check_load"]
+__all__ = ["FIELDS", "check_load", "check_seconds"]
 
 FIELDS = ("num_running", "num_waiting", "kv_active_pages", "kv_total_pages")
 _INT64_MAX = (1 << 63) - 1
@@ -42,3 +46,16 @@ def check_load(
             "the mailbox keeps its old value"
         )
     return load
+
+
+def check_seconds(what: str, seconds: float, *, forever: bool = True) -> float:
+    """Give ``seconds`` back as a float, 0 or more; TypeError or ValueError otherwise.  ``forever``: inf is allowed."""
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise TypeError(f"{what} must be a number of seconds, not {type(seconds).__name__}")
+    try:
+        number = float(seconds)
+    except OverflowError:
+        number = math.inf if seconds > 0 else -math.inf
+    if not number >= 0 or (number == math.inf and not forever):
+        raise ValueError(f"{what} is {number}: use a number of seconds, 0 or more")
+    return number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import stat
 from struct import Struct
@@ -16,7 +17,10 @@ import posix_ipc
 
 from loadbox.mailbox._names import SHM_DIR
 
-__all__ = ["create", "lock_byte", "odd", "open_existing", "owner_of", "same_file", "shared_lock_only", "stat_name", "unlink"]
+__all__ = [
+    "create", "lock_byte", "map_shared", "odd", "open_existing", "owner_alive", "owner_of", "same_file", "shared_lock_only",
+    "stat_name", "unlink",
+]  # fmt: skip
 
 _FLOCK = Struct("@hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _FIRST_FD = 3  # never a standard stream: a program that closed its stdin would read or write our segment through it
@@ -54,6 +58,23 @@ def create(name: str) -> int:
 def open_existing(name: str, *, read_only: bool) -> int:
     """Open what has the name; OSError (FileNotFoundError, PermissionError, ELOOP for a symlink, EINVAL for a directory)."""
     return _open(name, 0, 0, read_only)
+
+
+def map_shared(fd: int, size: int, protection: int) -> mmap.mmap:
+    """Map ``fd``.  The mapping keeps a copy of it, which is no standard stream either; OSError if there is none left."""
+    plugs: list[int] = []
+    try:
+        while True:
+            lowest = os.dup(fd)
+            if lowest >= _FIRST_FD:
+                os.close(lowest)
+                return mmap.mmap(fd, size, prot=protection)
+            plugs.append(lowest)
+    except ValueError as error:  # it shrank meanwhile
+        raise OSError(errno.EINVAL, "it is too short", None) from error
+    finally:
+        for plug in plugs:
+            os.close(plug)
 
 
 def unlink(name: str) -> None:

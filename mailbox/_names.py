@@ -8,7 +8,17 @@ from operator import index
 
 from loadbox.mailbox._layout import RANK_LIMIT
 
-__all__ = ["SHM_DIR", "check_dp_size", "check_group", "check_rank", "list_groups", "list_names", "list_ranks", "segment_name"]
+__all__ = [
+    "SHM_DIR",
+    "check_dp_size",
+    "check_group",
+    "check_int",
+    "check_rank",
+    "list_groups",
+    "list_names",
+    "list_ranks",
+    "segment_name",
+]
 
 SHM_DIR = "/dev/shm"
 """Where Linux (glibc and musl) keeps POSIX shared memory."""
@@ -27,7 +37,8 @@ def check_group(group: str) -> str:
     return group
 
 
-def _check_int(what: str, value: int) -> int:
+def check_int(what: str, value: int) -> int:
+    """Give ``value`` back as an int if it is one; TypeError if not, and for a bool."""
     if isinstance(value, bool):
         raise TypeError(f"{what} must be an int, not bool")
     try:
@@ -38,7 +49,7 @@ def _check_int(what: str, value: int) -> int:
 
 def check_rank(rank: int) -> int:
     """Give ``rank`` back as an int if it is one, from 0 to 65535."""
-    rank = _check_int("rank", rank)
+    rank = check_int("rank", rank)
     if not 0 <= rank < RANK_LIMIT:
         raise ValueError(f"rank {rank} is out of range: use 0 to {RANK_LIMIT - 1}")
     return rank
@@ -48,7 +59,7 @@ def check_dp_size(dp_size: int | None, rank: int = 0) -> int | None:
     """Give ``dp_size`` back if it is None or a size that has ``rank`` in it."""
     if dp_size is None:
         return None
-    dp_size = _check_int("dp_size", dp_size)
+    dp_size = check_int("dp_size", dp_size)
     if not rank < dp_size <= RANK_LIMIT:
         raise ValueError(f"dp_size {dp_size} is out of range: use {rank + 1} to {RANK_LIMIT}, or None if it is not known")
     return dp_size
@@ -66,9 +77,14 @@ def _entries() -> list[str]:
         return []
 
 
+def _rank_of(entry: str) -> tuple[str, int] | None:
+    match = _SEGMENT.fullmatch(entry)
+    return (match[1], int(match[2])) if match and int(match[2]) < RANK_LIMIT else None
+
+
 def list_names() -> list[str]:
     """Every name on this host that is one of ours, ranks and boards, sorted, with the leading slash."""
-    return sorted("/" + entry for entry in _entries() if _SEGMENT.fullmatch(entry) or _BOARD.fullmatch(entry))
+    return sorted("/" + entry for entry in _entries() if _rank_of(entry) or _BOARD.fullmatch(entry))
 
 
 def list_groups() -> list[str]:
@@ -76,10 +92,9 @@ def list_groups() -> list[str]:
 
     Never raises because of what lies in /dev/shm.  Safe from any thread.
     """
-    return sorted({match[1] for match in map(_SEGMENT.fullmatch, _entries()) if match and int(match[2]) < RANK_LIMIT})
+    return sorted({found[0] for found in map(_rank_of, _entries()) if found})
 
 
 def list_ranks(group: str) -> list[int]:
     """The ranks of ``group`` whose names are in /dev/shm, sorted, whatever lies behind them."""
-    found = (_SEGMENT.fullmatch(entry) for entry in _entries())
-    return sorted(rank for rank in (int(match[2]) for match in found if match and match[1] == group) if rank < RANK_LIMIT)
+    return sorted(found[1] for found in map(_rank_of, _entries()) if found and found[0] == group)

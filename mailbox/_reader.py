@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from loadbox.mailbox import _attach, _seqlock
+from loadbox.mailbox._check import check_seconds
 from loadbox.mailbox._names import check_rank, segment_name
 
 if TYPE_CHECKING:
@@ -18,12 +18,8 @@ _FOREVER_NS = 1 << 62
 
 
 def to_ns(what: str, seconds: float) -> int:
-    """Seconds, 0 or more and inf allowed, as ns; ValueError otherwise."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-        raise TypeError(f"{what} must be a number of seconds, not {type(seconds).__name__}")
-    if math.isnan(seconds) or seconds < 0:
-        raise ValueError(f"{what} is {seconds}: use a number of seconds, 0 or more")
-    return min(_FOREVER_NS, int(seconds * 1e9)) if seconds != math.inf else _FOREVER_NS
+    """Seconds, 0 or more and inf allowed, as ns; TypeError or ValueError otherwise."""
+    return int(min(float(_FOREVER_NS), check_seconds(what, seconds) * 1e9))
 
 
 class MailboxReader(_seqlock.ReaderCore):

@@ -18,6 +18,7 @@ import weakref
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
+from loadbox.mailbox import _files
 from loadbox.mailbox._check import check_load
 from loadbox.mailbox._errors import MailboxError
 from loadbox.mailbox._layout import (
@@ -112,7 +113,7 @@ class WriterCore:
 
     def _attach(self, map_fd: int, lock_fd: int, /) -> None:
         """Map ``map_fd`` for writing and own ``lock_fd``."""
-        self._map = mmap.mmap(map_fd, SEGMENT_SIZE)
+        self._map = _files.map_shared(map_fd, SEGMENT_SIZE, mmap.PROT_READ | mmap.PROT_WRITE)
         self._words = memoryview(self._map).cast("q")
         self._lock_fd = lock_fd
         self._why_not = "it is not open yet"

@@ -93,7 +93,7 @@ class Slot:
 
     def bind(self, fd: int, my_time_ns: int) -> None:
         """Map what ``fd`` opens and own the descriptor; OSError leaves the slot as it was, and the descriptor with the caller."""
-        memory = mmap.mmap(fd, SEGMENT_SIZE, prot=mmap.PROT_READ)
+        memory = _files.map_shared(fd, SEGMENT_SIZE, mmap.PROT_READ)
         self.drop()
         self.fd, self.memory = fd, memory
         self.view = memoryview(memory).cast("q")

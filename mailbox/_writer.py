@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import warnings
-from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from loadbox.mailbox import _segment, _seqlock
+from loadbox.mailbox._check import check_seconds
 from loadbox.mailbox._host import boot_id, time_ns_inode
 from loadbox.mailbox._layout import KIND_RANK
-from loadbox.mailbox._names import check_dp_size, check_rank, segment_name
+from loadbox.mailbox._names import check_dp_size, check_int, check_rank, segment_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,24 +60,27 @@ class MailboxWriter(_seqlock.WriterCore):
         rank = check_rank(rank)
         dp_size = check_dp_size(dp_size, rank)
         _check_mode(mode)
-        if not 0 <= start_wait < math.inf:
-            raise ValueError(f"start_wait is {start_wait}: use a number of seconds, 0 or more")
+        start_wait = check_seconds("start_wait", start_wait, forever=False)
         _seqlock.require_supported()
         lock_fd, map_fd = _segment.claim(self._name, KIND_RANK, mode=mode, start_wait=start_wait)
+        attached = False
         try:
             self._attach(map_fd, lock_fd)
-        except BaseException:
-            os.close(lock_fd)
-            raise
-        finally:
-            os.close(map_fd)
-        try:
+            attached = True
             self._repair()
             epoch = _segment.lock_epoch(self._name, lock_fd)
             self._begin(epoch, rank, dp_size or 0, os.getpid(), time.time_ns(), boot_id(), time_ns_inode())
-        except BaseException:
-            self._detach()
+        except BaseException as error:
+            _segment.abandon(self._name, lock_fd)
+            if attached:
+                self._detach()
+            else:
+                os.close(lock_fd)
+            if isinstance(error, OSError):
+                raise _segment.explained(self._name, error) from error
             raise
+        finally:
+            os.close(map_fd)
         self._epoch = epoch
 
     @property
@@ -119,6 +121,6 @@ class MailboxWriter(_seqlock.WriterCore):
 
 
 def _check_mode(mode: int) -> None:
-    bits = index(mode)
+    bits = check_int("mode", mode)
     if bits & ~0o644 or bits & 0o600 != 0o600:
         raise ValueError(f"mode {bits:#o} is not allowed: use 0o600, 0o640, 0o604 or 0o644 (only the owner may write)")
