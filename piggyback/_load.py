@@ -1,0 +1,66 @@
+"""The four numbers of a tail: what may go out, and what a tail that came in is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+
+__all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail"]
+
+Tail = tuple[int, int, int, int]
+
+INT64_MAX = (1 << 63) - 1
+NO_SNAPSHOT: Tail = (0, 0, 0, 0)
+_FIELDS = ("num_running", "num_waiting", "kv_active_pages", "kv_total_pages")
+
+
+def check_tail(load: object) -> Tail:
+    """Give a load back as four ints that a peer can read; TypeError or ValueError say what is wrong with it.
+
+    A tuple of four plain ints in range comes back as the same object.
+
+    The rules are those of the mailbox: anything with ``__index__`` but bool, 0 to 2**63 - 1, no more active pages than there are
+    (a total of 0 means "no snapshot" and says nothing of the others).  A real gateway loses the tokens of the whole batch
+    over one null, float or negative number here, so nothing is clamped and nothing is guessed.
+    """
+    if type(load) is tuple and len(load) == 4:
+        running, waiting, active, total = load
+        # The common case in a few compares: this runs once a batch.
+        if (
+            type(running) is int
+            and type(waiting) is int
+            and type(active) is int
+            and type(total) is int
+            and 0 <= running <= INT64_MAX
+            and 0 <= waiting <= INT64_MAX
+            and 0 <= active <= total <= INT64_MAX
+        ):
+            return load
+    if not isinstance(load, Iterable):
+        raise TypeError(f"a load is four ints ({', '.join(_FIELDS)}), not {type(load).__name__}")
+    try:
+        running, waiting, active, total = load
+    except ValueError:
+        raise ValueError(f"a load is four ints ({', '.join(_FIELDS)}), and this {type(load).__name__} has not four items") from None
+    numbers = (
+        _to_int(_FIELDS[0], running),
+        _to_int(_FIELDS[1], waiting),
+        _to_int(_FIELDS[2], active),
+        _to_int(_FIELDS[3], total),
+    )
+    if numbers[2] > numbers[3] > 0:
+        raise ValueError(f"kv_active_pages is {numbers[2]} of kv_total_pages {numbers[3]}: more pages in use than there are")
+    return numbers
+
+
+def _to_int(field: str, value: object) -> int:
+    # By name, because numpy's bool has __index__ in old releases, and is no more a count than Python's.
+    if type(value).__name__ in ("bool", "bool_"):
+        raise TypeError(f"{field} must be an int, not bool")
+    try:
+        number = index(value)  # type: ignore[arg-type]  # whatever has no __index__ is what this is here to find
+    except TypeError:
+        raise TypeError(f"{field} must be an int, not {type(value).__name__}") from None
+    if not 0 <= number <= INT64_MAX:
+        raise ValueError(f"{field} is {number}, outside 0 to 2**63 - 1")
+    return number

@@ -1,0 +1,74 @@
+"""ZMQ manners that both ends share: bounded linger, sockets that are never asyncio ones by accident, contexts that are alive.
+
+Linger.  ZMQ's default keeps a process at ``context.term()`` for as long as a dead peer does not read.  Every socket here lingers
+for at most ``LINGER_MS``: long enough for the last batch and ``ENGINE_CORE_DEAD`` to leave, short enough for an exit.
+
+Fork.  A context's I/O threads stay in the parent.  In a child its sockets can be made, connected and written to, and nothing ever
+happens: a handshake would wait for its whole time limit.  So the context is asked for a sign of life first.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import Any
+
+import zmq
+
+from loadbox.piggyback._errors import WireError
+
+__all__ = ["LINGER_MS", "adopt", "check_index", "open_socket", "require_io_threads", "require_same_process"]
+
+LINGER_MS = 1000
+_SIGN_OF_LIFE_MS = 10_000
+
+
+def open_socket(context: zmq.Context[Any], kind: int, socket_class: type[zmq.Socket[Any]] = zmq.Socket) -> Any:
+    """A socket of that context with bounded linger; a plain one even if the context is asyncio's."""
+    socket = context.socket(kind, socket_class=socket_class)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    return socket
+
+
+def adopt(socket: Any) -> Any:
+    """A caller's socket with its endless linger bounded; the plain socket beneath, if it is asyncio's."""
+    if socket.getsockopt(zmq.LINGER) < 0:
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+    return socket if type(socket) is zmq.Socket else zmq.Socket.shadow(socket)
+
+
+def require_io_threads(context: zmq.Context[Any]) -> None:
+    """WireError if the context cannot do anything in this process (inherited over a fork)."""
+    if context.closed:
+        raise WireError("the ZMQ context is closed; make a new zmq.Context()")
+    if context.get(zmq.IO_THREADS) == 0:
+        return
+    nobody = f"loadbox-nobody-{uuid.uuid4().hex}"
+    probe, monitor = open_socket(context, zmq.DEALER), open_socket(context, zmq.PAIR)
+    try:
+        probe.monitor(f"inproc://{nobody}", zmq.EVENT_ALL)
+        monitor.connect(f"inproc://{nobody}")
+        # Nobody listens there: an I/O thread that lives says so within a millisecond or so.
+        probe.connect(f"ipc://@{nobody}")
+        alive = monitor.poll(_SIGN_OF_LIFE_MS)
+    finally:
+        probe.close(linger=0)
+        monitor.close(linger=0)
+    if not alive:
+        raise WireError(
+            "the ZMQ context does nothing in this process: it was inherited over a fork, and its threads stayed in the parent; "
+            "make a new zmq.Context() in the child"
+        )
+
+
+def require_same_process(pid: int, what: str) -> None:
+    """WireError in a forked child; its copy of a ZMQ socket must not be used."""
+    if os.getpid() != pid:
+        raise WireError(f"this {what} was made in process {pid} and came here over a fork; connect anew in this process")
+
+
+def check_index(engine_index: object) -> int:
+    """The engine index as an int that fits its two-byte identity; ValueError else."""
+    if isinstance(engine_index, bool) or not hasattr(engine_index, "__index__") or not 0 <= engine_index.__index__() <= 0xFFFF:
+        raise ValueError(f"engine_index is {engine_index!r}; it is an int from 0 to 65535 (base index + dp rank)")
+    return int(engine_index.__index__())
