@@ -80,6 +80,15 @@ int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns);    
 int slot_row(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns, Py_ssize_t rank); /* fills s->row.  -1: exception */
 int64_t slot_age(const slot *s, int64_t now);                                               /* -1: not known */
 
+static inline int need_open(int open)
+{
+    if (!open)
+        PyErr_SetString(core.mailbox_error, "this reader is closed");
+    return open;
+}
+
+static inline PyObject *slot_reason(const slot *s) { return Py_NewRef(s->reason != NULL ? s->reason : Py_None); }
+
 static inline int slot_has_snapshot(const slot *s)
 {
     return s->seg != NULL && !s->odd && !s->unasked && s->words.kv_total_pages > 0;
