@@ -8,7 +8,14 @@ setup(
     ext_modules=[
         Extension(
             "loadbox.mailbox._seqlock_c",
-            ["mailbox/_seqlock_c.c", "mailbox/_core_writer.c", "mailbox/_core_slot.c", "mailbox/_core_reader.c", "mailbox/_core_group.c"],
+            [
+                "mailbox/_seqlock_c.c",
+                "mailbox/_core_owner.c",
+                "mailbox/_core_writer.c",
+                "mailbox/_core_slot.c",
+                "mailbox/_core_reader.c",
+                "mailbox/_core_group.c",
+            ],
             depends=["mailbox/_core.h", "mailbox/loadbox.h"],
             include_dirs=["mailbox"],
             extra_compile_args=["-O2", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"],

@@ -18,6 +18,21 @@
 
 enum { ABSENT, SILENT, LIVE, STALLED, DEAD, CLOSED, REFUSED, STATES };
 
+/* ---- owners, and what becomes of them in a forked child (_core_owner.c) ------------------------------------------------- */
+
+enum { UNOPENED, ATTACHED, OPEN, FINISHED, FORKED };
+
+typedef struct owner {
+    int lock_fd; /* holds the owner's locks; never mapped, so that a child's mapping cannot keep them */
+    int status;
+    struct owner *next, *prev;
+} owner;
+
+void owner_enlist(owner *o);
+int owner_delist(owner *o); /* the lock's descriptor, taken out of the fork handler's reach; -1 if it is not ours any more */
+
+/* ---- what the module gives its parts ------------------------------------------------------------------------------------ */
+
 typedef struct {
     PyObject *mailbox_error; /* MailboxError */
     PyObject *check_load;    /* the slow and strict way to four numbers */

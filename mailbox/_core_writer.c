@@ -1,11 +1,8 @@
 /* The scheduler's end.  Between the stores of a publish nothing runs but this C code: no Python, no allocation, no signal handler. */
 #include "_core.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-enum { UNOPENED, ATTACHED, OPEN, FINISHED, FORKED };
 
 static const char *const why_not[] = {
     "it was never opened",
@@ -15,71 +12,13 @@ static const char *const why_not[] = {
     "this process was forked from its owner, which alone may publish",
 };
 
-typedef struct writer {
+typedef struct {
     PyObject_HEAD
+    owner owner;
     lbx_segment *seg;
     uint64_t epoch;
-    int lock_fd; /* holds the owner's locks; never mapped, so a child's mapping cannot keep them */
-    int status;
-    struct writer *next, *prev;
     PyObject *weakrefs;
 } writer;
-
-/* ---- fork: the child is no owner, also when C code forks ---------------------------------------------------------------- */
-
-static writer *owners;
-static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_once_t atfork_once = PTHREAD_ONCE_INIT;
-
-static void before_fork(void) { pthread_mutex_lock(&owners_lock); }
-static void after_fork_in_parent(void) { pthread_mutex_unlock(&owners_lock); }
-
-static void after_fork_in_child(void)
-{
-    writer *w;
-
-    for (w = owners; w != NULL; w = w->next) {
-        close(w->lock_fd); /* the parent's description stays locked: it has a descriptor of it, too */
-        w->lock_fd = -1;
-        w->status = FORKED;
-    }
-    owners = NULL;
-    pthread_mutex_init(&owners_lock, NULL);
-}
-
-static void register_atfork(void) { pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child); }
-
-static void enlist(writer *self)
-{
-    pthread_once(&atfork_once, register_atfork);
-    pthread_mutex_lock(&owners_lock);
-    self->prev = NULL;
-    self->next = owners;
-    if (owners != NULL)
-        owners->prev = self;
-    owners = self;
-    pthread_mutex_unlock(&owners_lock);
-}
-
-/* Take the lock's descriptor out of the fork handler's reach; -1 if it is not ours any more. */
-static int delist(writer *self)
-{
-    int fd;
-
-    pthread_mutex_lock(&owners_lock);
-    fd = self->lock_fd;
-    if (fd >= 0) {
-        if (self->prev != NULL)
-            self->prev->next = self->next;
-        else
-            owners = self->next;
-        if (self->next != NULL)
-            self->next->prev = self->prev;
-        self->lock_fd = -1;
-    }
-    pthread_mutex_unlock(&owners_lock);
-    return fd;
-}
 
 /* ---- publish ------------------------------------------------------------------------------------------------------------ */
 
@@ -165,7 +104,7 @@ static PyObject *publish(writer *self, PyObject *const *args, Py_ssize_t n)
     if (!fast_load(args, &w) && !slow_load(args, &w))
         return NULL;
     Py_BEGIN_CRITICAL_SECTION(self);
-    status = self->status; /* asked after the conversion, whose __index__ may have closed us */
+    status = self->owner.status; /* asked after the conversion, whose __index__ may have closed us */
     if (status == OPEN)
         store(self, &w);
     Py_END_CRITICAL_SECTION();
@@ -185,23 +124,23 @@ static PyObject *attach(writer *self, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "ii", &map_fd, &lock_fd))
         return NULL;
-    if (self->status != UNOPENED)
+    if (self->owner.status != UNOPENED)
         return PyErr_Format(core.mailbox_error, "this writer has been opened already");
     memory = mmap(NULL, LBX_SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, map_fd, 0);
     if (memory == MAP_FAILED)
         return PyErr_SetFromErrno(PyExc_OSError);
     self->seg = memory;
-    self->lock_fd = lock_fd;
-    self->status = ATTACHED;
-    enlist(self);
+    self->owner.lock_fd = lock_fd;
+    self->owner.status = ATTACHED;
+    owner_enlist(&self->owner);
     Py_RETURN_NONE;
 }
 
 static int need_attached(writer *self)
 {
-    if (self->status == ATTACHED)
+    if (self->owner.status == ATTACHED)
         return 1;
-    PyErr_Format(core.mailbox_error, "this mailbox cannot be opened: %s", why_not[self->status]);
+    PyErr_Format(core.mailbox_error, "this mailbox cannot be opened: %s", why_not[self->owner.status]);
     return 0;
 }
 
@@ -260,7 +199,7 @@ static PyObject *begin(writer *self, PyObject *args)
     lbx_kill_point();
     lbx_store_release(&h->magic, LBX_MAGIC);
     lbx_kill_point();
-    self->status = OPEN;
+    self->owner.status = OPEN;
     Py_RETURN_NONE;
 }
 
@@ -275,12 +214,12 @@ static PyObject *finish(writer *self, PyObject *unused)
 
     (void)unused;
     Py_BEGIN_CRITICAL_SECTION(self);
-    if (self->status == OPEN) {
-        self->status = FINISHED;
+    if (self->owner.status == OPEN) {
+        self->owner.status = FINISHED;
         store(self, &none);
         lbx_store_release(&self->seg->header.state, LBX_STATE_CLOSED);
         lbx_kill_point();
-        fd = self->lock_fd;
+        fd = self->owner.lock_fd;
     }
     Py_END_CRITICAL_SECTION();
     return PyLong_FromLong(fd);
@@ -288,15 +227,15 @@ static PyObject *finish(writer *self, PyObject *unused)
 
 static void let_go(writer *self)
 {
-    int fd = delist(self);
+    int fd = owner_delist(&self->owner);
 
     if (self->seg != NULL)
         munmap(self->seg, LBX_SEGMENT_SIZE);
     self->seg = NULL;
     if (fd >= 0)
         close(fd);
-    if (self->status < FINISHED)
-        self->status = FINISHED;
+    if (self->owner.status < FINISHED)
+        self->owner.status = FINISHED;
 }
 
 PyDoc_STRVAR(detach_doc, "_detach($self, /)\n--\n\nUnmap, and close the lock's descriptor, if it is still ours.");
@@ -315,7 +254,7 @@ PyDoc_STRVAR(owns_doc, "_owns($self, /)\n--\n\nIs this an open owner?");
 static PyObject *owns(writer *self, PyObject *unused)
 {
     (void)unused;
-    return PyBool_FromLong(self->status == OPEN);
+    return PyBool_FromLong(self->owner.status == OPEN);
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -325,7 +264,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     (void)args;
     (void)kwargs;
     if (self != NULL)
-        self->lock_fd = -1;
+        self->owner.lock_fd = -1;
     return (PyObject *)self;
 }
 
