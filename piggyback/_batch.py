@@ -14,6 +14,7 @@ can be read like that, the tail alone was bad.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Annotated
 
 import msgspec
@@ -21,10 +22,10 @@ from msgspec import Meta
 
 from loadbox.mailbox import LoadSnapshot
 from loadbox.piggyback._errors import WireError, excerpt
-from loadbox.piggyback._load import INT64_MAX, NO_SNAPSHOT, Tail, check_tail
+from loadbox.piggyback._load import INT64_MAX, NO_SNAPSHOT, Tail, check_tail, is_plain
 from loadbox.piggyback._stats import count, warn_limited
 
-__all__ = ["BatchTokenIDOutSlim", "decode_batch", "encode_batch", "encode_wire", "load_only_batch"]
+__all__ = ["BatchTokenIDOutSlim", "decode_batch", "encode_batch", "encode_ten", "encode_whole", "load_only_batch"]
 
 _TAG = "BatchTokenIDOutSlim"
 _Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
@@ -113,46 +114,49 @@ def encode_batch(batch: BatchTokenIDOutSlim, load_tail: bool = True) -> bytes:
     if not isinstance(batch, BatchTokenIDOutSlim):
         raise WireError(f"encode_batch takes a BatchTokenIDOutSlim, not {type(batch).__name__}")
     if not load_tail:
-        return encode_wire(batch, batch.engine_index, None)
-    tail = (batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages)
+        return encode_ten(batch)
+    if is_plain(batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages):
+        return encode_whole(batch)
     try:
-        good = check_tail(tail)
+        good = check_tail((batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages))
     except (TypeError, ValueError) as error:
         count("bad_loads")
         warn_limited("bad-load", "loadbox: a batch's load was refused and goes out as no snapshot: %s", error)
         good = NO_SNAPSHOT
-    if good is tail:
-        return _encode_whole(batch)
-    return encode_wire(batch, batch.engine_index, good)
+    batch = copy(batch)
+    batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages = good
+    return encode_whole(batch)
 
 
-def _encode_whole(batch: BatchTokenIDOutSlim) -> bytes:
-    _check_columns(batch, batch.engine_index)
-    try:
-        return _encode(batch)
-    except _UNREADABLE as error:
-        raise WireError(f"a batch of {len(batch.rids)} requests holds something that msgpack cannot: {error}") from None
+def encode_whole(batch: BatchTokenIDOutSlim) -> bytes:
+    """Encode the fourteen elements of a batch whose load was checked."""
+    _check_columns(batch)
+    return _pack(batch)
 
 
-def encode_wire(batch: BatchTokenIDOutSlim, engine_index: int, tail: Tail | None) -> bytes:
-    """Encode a batch's columns under that index with that (checked) tail; without a tail, the ten-element form."""
-    _check_columns(batch, engine_index)
-    columns = (
-        batch.rids,
-        batch.output_ids,
-        batch.finished_reasons,
-        batch.prompt_tokens,
-        batch.completion_tokens,
-        batch.cached_tokens,
-        batch.output_token_logprobs_val,
-        batch.output_token_logprobs_idx,
-        engine_index,
+def encode_ten(batch: BatchTokenIDOutSlim) -> bytes:
+    """Encode the ten elements of the form before the load tail."""
+    _check_columns(batch)
+    return _pack(
+        _Ten(
+            batch.rids,
+            batch.output_ids,
+            batch.finished_reasons,
+            batch.prompt_tokens,
+            batch.completion_tokens,
+            batch.cached_tokens,
+            batch.output_token_logprobs_val,
+            batch.output_token_logprobs_idx,
+            batch.engine_index,
+        )
     )
-    wire = _Ten(*columns) if tail is None else BatchTokenIDOutSlim(*columns, *tail)
+
+
+def _pack(wire: BatchTokenIDOutSlim | _Ten) -> bytes:
     try:
         return _encode(wire)
     except _UNREADABLE as error:
-        raise WireError(f"a batch of {len(batch.rids)} requests holds something that msgpack cannot: {error}") from None
+        raise WireError(f"a batch of {len(wire.rids)} requests holds something that msgpack cannot: {error}") from None
 
 
 def load_only_batch(engine_index: int, tail: Tail) -> bytes:
@@ -174,7 +178,7 @@ def decode_batch(payload: bytes | bytearray | memoryview) -> BatchTokenIDOutSlim
         return _decode_forgiving(payload, error)
     except _UNREADABLE as error:
         raise _not_a_batch(payload, error) from None
-    _check_columns(batch, batch.engine_index)
+    _check_columns(batch)
     if batch.kv_active_pages > batch.kv_total_pages > 0:
         _drop_tail(batch, f"{batch.kv_active_pages} active of {batch.kv_total_pages} pages")
     return batch
@@ -196,7 +200,7 @@ def _decode_forgiving(payload: bytes | bytearray | memoryview, first: msgspec.Va
         raw.output_token_logprobs_idx,
         raw.engine_index,
     )
-    _check_columns(batch, batch.engine_index)
+    _check_columns(batch)
     _drop_tail(batch, str(first))
     return batch
 
@@ -212,7 +216,8 @@ def _drop_tail(batch: BatchTokenIDOutSlim, why: str) -> None:
     )
 
 
-def _check_columns(batch: BatchTokenIDOutSlim, engine_index: int) -> None:
+def _check_columns(batch: BatchTokenIDOutSlim) -> None:
+    engine_index = batch.engine_index
     try:
         rows = len(batch.rids)
         if (

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import index
 
-__all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail"]
+__all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail", "is_plain"]
 
 Tail = tuple[int, int, int, int]
 
 INT64_MAX = (1 << 63) - 1
 NO_SNAPSHOT: Tail = (0, 0, 0, 0)
 _FIELDS = ("num_running", "num_waiting", "kv_active_pages", "kv_total_pages")
+
+
+def is_plain(running: object, waiting: object, active: object, total: object) -> bool:
+    """Whether these are four plain ints that may go out as they are: the common case in a few compares, once for each batch."""
+    return (
+        type(running) is int
+        and type(waiting) is int
+        and type(active) is int
+        and type(total) is int
+        and 0 <= running <= INT64_MAX
+        and 0 <= waiting <= INT64_MAX
+        and 0 <= active <= total <= INT64_MAX
+    )
 
 
 def check_tail(load: object) -> Tail:
@@ -23,19 +36,8 @@ def check_tail(load: object) -> Tail:
     (a total of 0 means "no snapshot" and says nothing of the others).  A real gateway loses the tokens of the whole batch
     over one null, float or negative number here, so nothing is clamped and nothing is guessed.
     """
-    if type(load) is tuple and len(load) == 4:
-        running, waiting, active, total = load
-        # The common case in a few compares: this runs once a batch.
-        if (
-            type(running) is int
-            and type(waiting) is int
-            and type(active) is int
-            and type(total) is int
-            and 0 <= running <= INT64_MAX
-            and 0 <= waiting <= INT64_MAX
-            and 0 <= active <= total <= INT64_MAX
-        ):
-            return load
+    if type(load) is tuple and len(load) == 4 and is_plain(*load):
+        return load
     if not isinstance(load, Iterable):
         raise TypeError(f"a load is four ints ({', '.join(_FIELDS)}), not {type(load).__name__}")
     try:

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 import zmq
 
-from loadbox.piggyback._batch import BatchTokenIDOutSlim, encode_wire, load_only_batch
+from loadbox.piggyback._batch import BatchTokenIDOutSlim, encode_ten, encode_whole, load_only_batch
 from loadbox.piggyback._load import NO_SNAPSHOT, Tail, check_tail
 from loadbox.piggyback._sockets import adopt, check_index, require_same_process
 from loadbox.piggyback._stats import count, log
@@ -105,8 +105,9 @@ class MsgpackSendSocket:
         return self._engine_index
 
     def send_pyobj(self, batch: BatchTokenIDOutSlim, *, load: Iterable[int] | None = None) -> None:
-        """Send a batch with ``load``, or with what ``load_fn`` says now; the batch's own index and load are not read.
+        """Send a batch with ``load``, or with what ``load_fn`` says now.
 
+        The batch's own ``engine_index`` and load are not read but overwritten: afterwards it stands as it was sent.
         For a batch that finishes requests the load must be the one *after* these finishes: four ints as in ``load_fn``.  Waits
         for room when the high-water mark is full; with SNDTIMEO set on the socket ``zmq.Again`` says that the batch was not sent.
         Raises ``WireError`` for a batch that would lose its tokens at the other end (columns of unequal length).  Objects that
@@ -117,8 +118,13 @@ class MsgpackSendSocket:
             count("dropped_replies")
             self._complain(type(batch).__name__, "dropping a %s: only output batches go out on this lane", type(batch).__name__)
             return
-        tail = self._sample(load) if self._sends_tail else None
-        self._socket.send(encode_wire(batch, self._engine_index, tail))
+        batch.engine_index = self._engine_index
+        if not self._sends_tail:
+            self._socket.send(encode_ten(batch))
+            return
+        tail = self._sample(load)
+        batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages = tail
+        self._socket.send(encode_whole(batch))
         self._said = tail
 
     def after_advance(self, *, load: Iterable[int] | None = None) -> None:
