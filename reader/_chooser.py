@@ -24,7 +24,7 @@ class Chooser(Protocol):
     """A rule that chooses a rank."""
 
     def pick(self, view: View, rng: Random) -> int:
-        """Choose an allowed rank; there must be one."""
+        """Choose an allowed rank; -1 if there is none."""
 
 
 class _Scored:
@@ -34,8 +34,10 @@ class _Scored:
         raise NotImplementedError
 
     def pick(self, view: View, rng: Random) -> int:
-        scores = self.score(view)
         candidates = view.candidates
+        if not candidates:
+            return -1
+        scores = self.score(view)
         least = min(scores[i] for i in candidates)
         ties = [i for i in candidates if scores[i] == least]
         return ties[int(rng.random() * len(ties))]
@@ -84,6 +86,8 @@ class PowerOfTwo:
 
     def pick(self, view: View, rng: Random) -> int:
         candidates = view.candidates
+        if not candidates:
+            return -1
         rows = zip(view.running, view.waiting, view.unseen, view.in_flight, view.usable, strict=True)
         loads = _unknown_last(view, [max(sent, r + w + (u if usable else 0)) for r, w, u, sent, usable in rows])
         one, other = two_of(len(candidates), rng.random(), rng.random())
@@ -98,6 +102,8 @@ class RoundRobin:
 
     def pick(self, view: View, rng: Random) -> int:
         candidates = view.candidates
+        if not candidates:
+            return -1
         if self._last is None:
             self._last = candidates[int(rng.random() * len(candidates))]
         else:

@@ -29,75 +29,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from loadbox.reader import _core
+
 if TYPE_CHECKING:
     from random import Random
 
     from loadbox.reader._view import View
 
-__all__ = ["ColdSet", "pick"]
-
-FIRST_TOKEN_WEIGHT = 3
-AGE_LIMIT_NS = 500_000_000
+__all__ = ["ColdSet", "two_of"]
 
 
 class ColdSet:
     """The cold-set rule, as this module's head has it."""
 
     def pick(self, view: View, rng: Random) -> int:
-        """Choose an allowed rank; there must be one."""
-        return pick(view, rng.random(), rng.random())
-
-
-def pick(view: View, first: float, second: float) -> int:
-    """Choose; ``first`` and ``second``, 0 <= x < 1, draw the two ties."""
-    running, waiting = view.running.tolist(), view.waiting.tolist()
-    in_flight, owed, usable = view.in_flight.tolist(), view.owed.tolist(), view.usable.tolist()
-    unseen = view.unseen.tolist()
-    loads = []
-    known = foreign = 0
-    for i, believed in enumerate(usable):
-        sent = in_flight[i]
-        late = waiting[i] + (unseen[i] if believed else 0)
-        load = max(sent, running[i] + late) + FIRST_TOKEN_WEIGHT * max(owed[i], late)
-        loads.append(load)
-        if believed:
-            known += 1
-            foreign += load - sent - FIRST_TOKEN_WEIGHT * owed[i]
-    if 0 < known < view.n:
-        presumed = 1 + -(-foreign // known)
-        loads = [load if believed else load + presumed for load, believed in zip(loads, usable, strict=True)]
-    candidates = view.candidates
-    edge = sorted(loads[i] for i in candidates)[min(cold_ranks(view), len(candidates)) - 1]
-    weight = {i: in_flight[i] + FIRST_TOKEN_WEIGHT * owed[i] for i in candidates if loads[i] <= edge}
-    least = min(weight.values())
-    ties = [i for i in candidates if weight.get(i) == least]
-    one, other = two_of(len(ties), first, second)
-    return ties[one] if loads[ties[one]] <= loads[ties[other]] else ties[other]
-
-
-def cold_ranks(view: View) -> int:
-    """1 + floor(2 M): how many ranks may be the least loaded one."""
-    reported = in_flight = own = age = known = 0
-    for i in range(view.n):
-        if view.usable[i]:
-            queued = view.running[i] + view.waiting[i]
-            known += 1
-            reported += queued
-            in_flight += view.in_flight[i]
-            own += view.own[i]
-            if queued or not view.mailbox[i]:
-                since = view.now_ns - view.reported_ns[i]
-                # A report from the future says nothing of its age.
-                age += since if 0 <= since <= AGE_LIMIT_NS else AGE_LIMIT_NS
-    if not own or reported <= in_flight:
-        return 1
-    return 1 + int(2.0 * ((reported - in_flight) / own) * view.own_rate * (age / known / 1e9))
+        """Choose an allowed rank; -1 if there is none."""
+        return _core.cold_set(view.table, view.now_ns, view.own_rate, rng.random(), rng.random())
 
 
 def two_of(count: int, first: float, second: float) -> tuple[int, int]:
     """Two different places among ``count``, each pair equally likely; the same place twice if there is but one."""
-    one = int(first * count)
     if count == 1:
         return 0, 0
-    other = int(second * (count - 1))
+    one, other = int(first * count), int(second * (count - 1))
     return one, other + (other >= one)

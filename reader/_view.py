@@ -1,8 +1,8 @@
-"""What a chooser is shown: one row of words a rank, and two numbers about this frontend.
+"""What a chooser is shown, and what that is made from: tables of int64, one row a rank.
 
-The rows are one block of memory, so that the C core reads it without a conversion; every column is also a ``memoryview`` of int64
-that Python code indexes like a list (``view.running[3] = 7``).  Nothing here looks at a clock: all times are ns of one monotonic
-clock, and they come in from outside.
+A table is one block of memory, so that the C core reads it without a conversion; every column is also a ``memoryview`` that Python
+code indexes like a list (``view.running[3] = 7``).  Nothing here looks at a clock: all times are ns of one monotonic clock, and
+they come in from outside.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     Column = memoryview
 
-__all__ = ["COLUMNS", "NEVER_NS", "View"]
+__all__ = ["COUNT_LIMIT", "INPUT_COLUMNS", "NEVER_NS", "VIEW_COLUMNS", "Inputs", "Table", "View"]
 
-COLUMNS = (
+VIEW_COLUMNS = (
     # What the rank reported; four zeros if there is nothing to be believed.
     "running", "waiting", "kv_active", "kv_total",
     "reported_ns",  # when that left the rank: dispatches later than this are not in it
@@ -30,20 +30,58 @@ COLUMNS = (
     "mailbox",  # an idle report of a mailbox is as good as a fresh one, an idle piggyback is not
     "allowed",  # may be chosen
 )  # fmt: skip
-"""The words of a row, in their order; ``_pick_core.h`` has the same."""
+
+INPUT_COLUMNS = (
+    # The mailbox's life that has been dealt with; another number in the mailbox asks for attention.
+    "epoch", "state",
+    "same_clock",  # 1: the writer's clock is this process's
+    "published_ns",  # the last publish seen, by the writer's clock
+    "bound_ns",  # and a time of our clock that it was not earlier than
+    "available",  # may be chosen: not dead, not gone
+    # The last piggyback, total 0: none; and a time that it was not earlier than.
+    "pig_running", "pig_waiting", "pig_active", "pig_total", "pig_ns",
+    # This frontend's dispatches later than the report: how many, and the time of the first.
+    "unseen", "oldest_ns",
+    # The report that the next number belongs to; and the first tokens that other frontends were owed then, or fewer if it fell
+    # since.
+    "report_ns", "others_owed",
+)  # fmt: skip
 
 NEVER_NS = -(1 << 62)
 """``reported_ns`` of a rank that has not reported, or whose clock tells nothing: as old as can be."""
 
+COUNT_LIMIT = 1 << 32
+"""Reported counts of requests are cut off here in the rule, so that no sum overflows or loses a digit as a double."""
 
-class View:
+
+class Table:
+    """``n`` rows of zeros with named columns."""
+
+    __slots__ = ("n", "table")
+
+    columns: tuple[str, ...]
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.table = bytearray(n * len(self.columns) * 8)
+        words = memoryview(self.table).cast("q")
+        for place, column in enumerate(self.columns):
+            setattr(self, column, words[place :: len(self.columns)])
+
+    def copy_from(self, other: Table) -> None:
+        """Take over the rows of a shorter table of the same kind."""
+        self.table[: len(other.table)] = other.table
+
+
+class View(Table):
     """The state of ``n`` ranks as one frontend sees it, at ``now_ns``.
 
     Every rank starts unknown (``usable`` 0), without dispatches, and allowed.  ``own_rate`` is this frontend's own dispatch rate,
     requests a second.
     """
 
-    __slots__ = (*COLUMNS, "n", "now_ns", "own_rate", "table")
+    __slots__ = (*VIEW_COLUMNS, "now_ns", "own_rate")
+    columns = VIEW_COLUMNS
 
     running: Column
     waiting: Column
@@ -59,13 +97,9 @@ class View:
     allowed: Column
 
     def __init__(self, n: int) -> None:
-        self.n = n
+        super().__init__(n)
         self.now_ns = 0
         self.own_rate = 0.0
-        self.table = bytearray(n * len(COLUMNS) * 8)
-        words = memoryview(self.table).cast("q")
-        for place, column in enumerate(COLUMNS):
-            setattr(self, column, words[place :: len(COLUMNS)])
         for rank in range(n):
             self.allowed[rank] = 1
             self.reported_ns[rank] = NEVER_NS
@@ -74,3 +108,32 @@ class View:
     def candidates(self) -> Sequence[int]:
         """The ranks that may be chosen."""
         return [rank for rank, allowed in enumerate(self.allowed) if allowed]
+
+
+class Inputs(Table):
+    """What is kept of each rank between two looks.  Every rank starts ABSENT, unheard of, and available."""
+
+    __slots__ = INPUT_COLUMNS
+    columns = INPUT_COLUMNS
+
+    epoch: Column
+    state: Column
+    same_clock: Column
+    published_ns: Column
+    bound_ns: Column
+    available: Column
+    pig_running: Column
+    pig_waiting: Column
+    pig_active: Column
+    pig_total: Column
+    pig_ns: Column
+    unseen: Column
+    oldest_ns: Column
+    report_ns: Column
+    others_owed: Column
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        for rank in range(n):
+            self.available[rank] = 1
+            self.bound_ns[rank] = self.report_ns[rank] = NEVER_NS
