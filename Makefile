@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench lint types clean
+.PHONY: help demo test test-twin test-slow bench lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -15,6 +15,7 @@ $(PY):
 
 # A normal install, not an editable one: mypy does not follow those, and this is what users get.
 $(VENV)/.installed: $(SOURCES) | $(PY)
+	@rm -rf build # what an older tree built there would be installed again
 	$(PY) -m pip install --quiet --disable-pip-version-check '.[dev]'
 	@$(PY) -c 'import loadbox.mailbox._seqlock as s; print("loadbox: C core" if s.BACKEND == "c" else "loadbox: no C core could be built (is there a compiler? Python.h?); the pure-Python twin runs instead, several times slower")'
 	@touch $@
@@ -25,8 +26,18 @@ demo: $(VENV)/.installed ## replay a public trace against a group of four ranks,
 test: $(VENV)/.installed ## the whole test suite but the slow tests, under three minutes
 	$(VENV)/bin/pytest -n 2 -m 'not slow' $(ARGS)
 
+test-twin: ## the suite as on a machine without a compiler: on the pure-Python twin alone
+	@test -x $(VENV)-twin/bin/python || $(PYTHON) -m venv $(VENV)-twin
+	@rm -rf build
+	CC=false $(VENV)-twin/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@rm -rf build
+	LOADBOX_TEST_WITHOUT_C=1 $(VENV)-twin/bin/pytest -q -n 2 -m 'not slow' tests/mailbox tests/docs $(ARGS)
+
 test-slow: $(VENV)/.installed ## the slow tests, with bounded time
 	$(VENV)/bin/pytest -m slow $(ARGS)
+
+bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one run
+	@set -e; for script in benchmarks/bench_*.py; do $(PY) $$script; done
 
 lint: $(VENV)/.installed ## ruff, and the house's own rules
 	$(VENV)/bin/ruff check .
@@ -36,4 +47,4 @@ types: $(VENV)/.installed ## mypy --strict, on the installed package
 	$(PY) -m mypy -p loadbox.mailbox -p loadbox.cli
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-twin build dist *.egg-info
