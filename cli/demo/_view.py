@@ -1,0 +1,193 @@
+"""The run as a person sees it: a live table at a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loadbox.cli.demo._observe import Picture, RankRow
+from loadbox.cli.demo._reports import PhaseReport
+from loadbox.mailbox import RankState
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["LiveView", "PlainView", "View", "draw", "seconds"]
+
+_STYLES = {
+    RankState.LIVE: "green",
+    RankState.STALLED: "yellow",
+    RankState.DEAD: "bold red",
+    RankState.REFUSED: "bold red",
+}
+_BAR = 10
+_LIVE_INTERVAL_S = 0.12
+_PLAIN_INTERVAL_S = 1.0
+
+
+def seconds(value: float | None) -> str:
+    """A duration for people: 850 µs, 12 ms, 1.25 s; a dash if there is none."""
+    if value is None:
+        return "-"
+    if value < 0.001:
+        return f"{value * 1e6:.0f} µs"
+    return f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
+
+
+def draw(picture: Picture) -> RenderableType:
+    """The whole screen: what runs, the ranks, the replays."""
+    options = picture.options
+    what = f"  {options.trace} at {options.rate:g} x its rate, time runs {options.speed_up:g} x"
+    title = Text.assemble(("loadbox demo", "bold"), what)
+    live = next((row for row in picture.rows if row.state is RankState.LIVE), None)
+    hint = f"group {options.group}; Ctrl-C ends it" + (f"; kill -9 {live.pid} shows how a rank dies" if live else "")
+    return Group(title, _ranks(picture.rows), "", _phases(picture.phases), Text(hint, "dim"))
+
+
+def _ranks(rows: list[RankRow]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("rank", "pid"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", width=7, no_wrap=True)
+    for name in ("running", "waiting"):
+        table.add_column(name, justify="right", width=7, no_wrap=True)
+    table.add_column("KV pages", width=_BAR + 15, no_wrap=True)
+    table.add_column("age", justify="right", width=7, no_wrap=True)
+    table.add_column("iter/s", justify="right", width=6, no_wrap=True)
+    for row in rows:
+        rate = row.iterations_a_second
+        load = row.load
+        table.add_row(
+            str(row.rank),
+            str(row.pid),
+            Text(row.state.name, _STYLES.get(row.state, "dim")),
+            str(load[0]) if load else "-",
+            Text(str(load[1]), "yellow" if load[1] else "") if load else "-",
+            _kv(load[2], load[3]) if load else "-",
+            seconds(row.age_s),
+            f"{rate:.0f}" if rate is not None else "-",
+        )
+    return table
+
+
+def _kv(active: int, total: int) -> Text:
+    share = active / total
+    full = round(share * _BAR)
+    style = "red" if share > 0.95 else "yellow" if share > 0.8 else "cyan"
+    return Text.assemble(("█" * full, style), ("░" * (_BAR - full), "dim"), f" {share:4.0%} {active}/{total}")
+
+
+def _phases(phases: list[PhaseReport]) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("policy", width=22, no_wrap=True)
+    table.add_column("replay", width=14)
+    for name, width in (("sent", 10), ("served", 6), ("lost", 5), ("TTFT p50", 8), ("p99", 8)):
+        table.add_column(name, justify="right", width=width, no_wrap=True)
+    for phase in phases:
+        table.add_row(
+            Text(phase.policy, "" if phase.sent else "dim"),
+            ProgressBar(total=phase.total, completed=phase.ended, width=14),
+            f"{phase.sent}/{phase.total}",
+            str(phase.served),
+            Text(str(phase.lost), "bold red" if phase.lost else ""),
+            seconds(phase.ttft_p50),
+            seconds(phase.ttft_p99),
+        )
+    return table
+
+
+class View(Protocol):
+    """Shows pictures as they come, and lines that must not be missed."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def due(self) -> bool:
+        """Whether another picture is wanted."""
+
+    def show(self, picture: Picture) -> None:
+        """Show a picture."""
+
+    def say(self, line: str) -> None:
+        """Show a line, to stay."""
+
+
+class _Paced:
+    _interval_s: float
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def _shown(self) -> None:
+        self._next = time.monotonic() + self._interval_s
+
+
+class LiveView(_Paced):
+    """A table that stays in place, drawn eight times a second."""
+
+    _interval_s = _LIVE_INTERVAL_S
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, picture: Picture) -> None:
+        self._live.update(draw(picture), refresh=True)
+        self._shown()
+
+    def say(self, line: str) -> None:
+        self._live.console.print(line, markup=False, highlight=False)
+
+
+class PlainView(_Paced):
+    """A line a second, without colours or cursor movements."""
+
+    _interval_s = _PLAIN_INTERVAL_S
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass
+
+    def show(self, picture: Picture) -> None:
+        current = next((phase for phase in picture.phases if not phase.done), None)
+        if current is not None:
+            progress = f"{current.policy}: {current.sent}/{current.total} sent, {current.served} served"
+        else:
+            progress = "done" if picture.phases else "starting"
+        ranks = "; ".join(_plain_rank(row) for row in picture.rows)
+        self.say(f"{picture.elapsed_s:5.1f} s  {progress} | {ranks}")
+        self._shown()
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain_rank(row: RankRow) -> str:
+    if row.load is None:
+        return f"{row.rank} {row.state.name}"
+    running, waiting, active, total = row.load
+    return f"{row.rank} {row.state.name} {running}+{waiting} kv {active / total:.0%}"

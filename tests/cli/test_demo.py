@@ -1,0 +1,268 @@
+"""``loadbox demo`` as a person runs it: whole, in a terminal, ended by hand, with a rank that dies; nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+
+LIMIT_S = 90.0  # a bound against hanging, no expectation
+
+
+class Demo:
+    """Demos in their own group, whose traces can be looked for."""
+
+    def __init__(self, group: str) -> None:
+        self.group = group
+        self.directory = Path(tempfile.mkdtemp(prefix="lb-"))
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "loadbox.cli", "demo", "--group", self.group, "--ranks", "2", *args]
+        env = {**os.environ, "TMPDIR": str(self.directory), "COLUMNS": "100", "TERM": "xterm-256color"}
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        demo = subprocess.Popen(command, text=True, env=env, cwd=self.directory, **options)
+        self.started.append(demo)
+        return demo
+
+    def finish(self, demo: subprocess.Popen[str]) -> tuple[str, str]:
+        return demo.communicate(timeout=LIMIT_S)
+
+    def processes(self) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    command = (entry / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if self.group.encode() in command:
+                    found.append(int(entry.name))
+        return found
+
+    def segments(self) -> list[str]:
+        return [entry for entry in os.listdir("/dev/shm") if entry.startswith(f"loadbox.{self.group}.")]
+
+    def assert_nothing_left(self) -> None:
+        assert self.processes() == []
+        assert self.segments() == []
+        assert list(self.directory.iterdir()) == []
+
+    def wait_until_gone(self) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for demo in self.started:
+            if demo.poll() is None:
+                demo.kill()
+            if demo.stdout:
+                demo.communicate()
+        self.wait_until_gone()
+        shutil.rmtree(self.directory)
+
+
+@pytest.fixture
+def demo(group: str) -> Iterator[Demo]:
+    run = Demo(group)
+    yield run
+    run.end()
+
+
+def wait_for(stream: Any, pattern: str) -> str:
+    """Read lines until one has the pattern; all of them."""
+    seen = ""
+    for line in stream:
+        seen += line
+        if re.search(pattern, line):
+            return seen
+    pytest.fail(f"{pattern!r} did not come, but:\n{seen}")
+
+
+def live_ranks(group: str) -> list[RankState]:
+    states = []
+    for rank in range(2):
+        with MailboxReader(group, rank) as reader:
+            states.append(reader.state())
+    return states
+
+
+def test_a_run_to_its_end(demo: Demo) -> None:
+    out, err = demo.finish(demo.start("--requests", "40", "--speed-up", "20", "--rate", "4"))
+    assert err == ""
+    assert demo.started[0].returncode == 0
+    assert re.search(r"least load, by mailbox +40 +40 +0 +[\d.]+ m?s +[\d.]+ m?s", out), out
+    assert re.search(r"round robin +40 +40 +0 +[\d.]+ m?s +[\d.]+ m?s", out), out
+    publishes = re.search(r"Publishes: ([\d,]+) in ([\d,]+) iterations, [\d,]+ ns each", out)
+    assert publishes, out
+    made, iterations = (int(number.replace(",", "")) for number in publishes.groups())
+    assert made == iterations + 2, "one an iteration, and one at the start of each rank"
+    assert iterations > 40
+    assert re.search(r"Reads of all ranks: 40, [\d,]+ ns each", out), "one for each request of the first replay"
+    assert "\x1b" not in out
+    demo.assert_nothing_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_it_cleanly(demo: Demo, number: signal.Signals) -> None:
+    run = demo.start("--seconds", "60", start_new_session=True)
+    wait_for(run.stdout, r"[1-9]\d*/\d+ sent")
+    assert len(demo.processes()) == 4
+    assert live_ranks(demo.group) == [RankState.LIVE] * 2
+    os.killpg(run.pid, number)  # as a terminal does it: to all of them
+    out, err = demo.finish(run)
+    assert run.returncode == 128 + number
+    assert err == ""
+    assert f"Stopped by {number.name}." in out
+    assert "least load, by mailbox: stopped after" in out
+    demo.assert_nothing_left()
+
+
+def test_a_rank_that_is_killed_loses_its_requests_and_nothing_hangs(demo: Demo) -> None:
+    run = demo.start("--seconds", "1", "--speed-up", "20", "--rate", "1.5")
+    first = wait_for(run.stdout, r"LIVE")
+    with MailboxReader(demo.group, 1) as reader:
+        assert reader.read() is not None
+        victim = owner(demo.group, 1)
+        os.kill(victim, signal.SIGKILL)
+        deadline = time.monotonic() + LIMIT_S
+        while reader.state() is not RankState.DEAD and time.monotonic() < deadline:
+            time.sleep(0.01)
+    out, err = demo.finish(run)
+    out = first + out
+    assert run.returncode == 0, err
+    assert f"rank 1 (pid {victim}) ended by SIGKILL" in out
+    assert "1 DEAD" in out
+    found = re.search(r"least load, by mailbox +(\d+) +(\d+) +(\d+) ", out)
+    assert found, out
+    total, served, lost = map(int, found.groups())
+    assert served + lost == total
+    assert re.search(rf"round robin +{total} +{total} +0 ", out), "the other rank serves all of the second replay"
+    demo.assert_nothing_left()
+
+
+def owner(group: str, rank: int) -> int:
+    """The pid of a rank's process, by what it was told."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(group.encode() in word for word in command) and command[-3:-2] == [b"%d" % rank]:
+                return int(entry.name)
+    pytest.fail(f"no process of rank {rank}")
+
+
+def test_a_supervisor_that_is_killed_takes_its_processes_with_it(demo: Demo) -> None:
+    run = demo.start("--seconds", "60")
+    wait_for(run.stdout, r"LIVE")
+    run.kill()
+    demo.finish(run)
+    demo.wait_until_gone()
+    assert demo.processes() == []
+    assert demo.segments() == [], "the ranks closed their mailboxes"
+
+
+def test_at_a_terminal_there_is_a_live_table(demo: Demo) -> None:
+    master, slave = pty.openpty()
+    run = demo.start("--seconds", "60", stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    screen = ""
+    interrupted = False
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline and select.select([master], [], [], LIMIT_S)[0]:
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        screen += data.decode(errors="replace")
+        if not interrupted and re.search(r"[1-9]\d*/\d+ ", plain(screen)) and screen.count("iter/s") > 8:
+            interrupted = True
+            os.killpg(run.pid, signal.SIGINT)
+    os.close(master)
+    assert run.wait(LIMIT_S) == 130
+    text = plain(screen)
+    assert re.search(r"rank +pid +state +running +waiting +KV pages +age +iter/s", text)
+    assert re.search(r"0 +\d+ +LIVE +\d+ +\d+ +[█░]{10} +\d+% \d+/6144 +[\d.]+ (µs|ms|s) +[\d-]+", text)
+    assert "Stopped by SIGINT." in text
+    assert screen.count("\x1b[?25l") == screen.count("\x1b[?25h") == 1, "the cursor is back"
+    demo.assert_nothing_left()
+
+
+def plain(screen: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_suspended_does_not_hold_the_demo_up(demo: Demo) -> None:
+    run = demo.start("--seconds", "1", "--speed-up", "20", "--rate", "3")
+    wait_for(run.stdout, r"LIVE")
+    os.kill(owner(demo.group, 1), signal.SIGSTOP)
+    out, err = demo.finish(run)
+    assert run.returncode == 0, err
+    assert re.search(r"\d+ requests were not answered", out), out
+    demo.assert_nothing_left()
+
+
+def test_a_group_in_use_is_left_alone(demo: Demo) -> None:
+    with MailboxWriter(demo.group, 1, 2) as writer:
+        writer.publish(1, 2, 3, 4)
+        out, err = demo.finish(demo.start("--requests", "5"))
+        assert demo.started[0].returncode == 1
+        assert out == ""
+        assert re.fullmatch(
+            rf"Error: group {demo.group} is in use: rank 1 has a mailbox, and its owner is alive \(pid {os.getpid()}\); "
+            r"choose another --group\n",
+            err,
+        )
+        with MailboxReader(demo.group, 1) as reader:
+            assert reader.read() == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--ranks", "0"], "0 is not in the range 1<=x<=64"),
+        (["--ranks", "two"], "'two' is not a valid integer"),
+        (["--rate", "0"], "'--rate': 0.0 is not in the range"),
+        (["--rate", "nan"], "'nan' is not a number"),
+        (["--speed-up", "-1"], "'--speed-up': -1.0 is not in the range"),
+        (["--speed-up", "inf"], "'--speed-up': inf is not in the range"),
+        (["--seconds", "0"], "'--seconds': 0.0 is not in the range"),
+        (["--requests", "0"], "'--requests': 0 is not in the range"),
+        (["--group", "a b"], "group 'a b' cannot name a DP group"),
+        (["--trace", "none.csv"], "'--trace': File 'none.csv' does not exist"),
+        (["--trace", "bad.csv"], "Invalid value for '--trace': bad.csv, line 2: arrival_s is 'x', which is no number of seconds"),
+    ],
+)
+def test_bad_options_get_one_clear_error(
+    args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    from click.testing import CliRunner
+
+    from loadbox.cli._app import app
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\nx,1,1\n")
+    result = CliRunner().invoke(app, ["demo", *args])
+    assert result.exit_code == 2
+    assert said in result.output
+    assert result.output.count("Error:") == 1
+    assert "Traceback" not in result.output
