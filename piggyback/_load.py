@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from operator import index
 
 __all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail", "is_plain"]
@@ -38,7 +38,8 @@ def check_tail(load: object) -> Tail:
     """
     if type(load) is tuple and len(load) == 4 and is_plain(*load):
         return load
-    if not isinstance(load, Iterable):
+    # Bytes would iterate as numbers, and sets and mappings in an order that means nothing.
+    if not isinstance(load, Iterable) or isinstance(load, (str, bytes, bytearray, Set, Mapping)):
         raise TypeError(f"a load is four ints ({', '.join(_FIELDS)}), not {type(load).__name__}")
     try:
         running, waiting, active, total = load

@@ -43,17 +43,17 @@ def require_io_threads(context: zmq.Context[Any]) -> None:
         raise WireError("the ZMQ context is closed; make a new zmq.Context()")
     if context.get(zmq.IO_THREADS) == 0:
         return
-    nobody = f"loadbox-nobody-{uuid.uuid4().hex}"
-    probe, monitor = open_socket(context, zmq.DEALER), open_socket(context, zmq.PAIR)
+    # A message to itself through the kernel: with I/O threads at work it is there in a millisecond or two.
+    address = f"ipc://@loadbox-{uuid.uuid4().hex}"
+    one, other = open_socket(context, zmq.PAIR), open_socket(context, zmq.PAIR)
     try:
-        probe.monitor(f"inproc://{nobody}", zmq.EVENT_ALL)
-        monitor.connect(f"inproc://{nobody}")
-        # Nobody listens there: an I/O thread that lives says so within a millisecond or so.
-        probe.connect(f"ipc://@{nobody}")
-        alive = monitor.poll(_SIGN_OF_LIFE_MS)
+        one.bind(address)
+        other.connect(address)
+        other.send(b"")
+        alive = one.poll(_SIGN_OF_LIFE_MS)
     finally:
-        probe.close(linger=0)
-        monitor.close(linger=0)
+        one.close(linger=0)
+        other.close(linger=0)
     if not alive:
         raise WireError(
             "the ZMQ context does nothing in this process: it was inherited over a fork, and its threads stayed in the parent; "
