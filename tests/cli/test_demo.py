@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -20,7 +21,7 @@ import pytest
 
 from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
 
-LIMIT_S = 90.0  # a bound against hanging, no expectation
+LIMIT_S = 45.0  # a bound against hanging, no expectation
 
 
 class Demo:
@@ -74,6 +75,9 @@ class Demo:
                 demo.kill()
             if demo.stdout:
                 demo.communicate()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.wait_until_gone()
         shutil.rmtree(self.directory)
 
@@ -134,26 +138,25 @@ def test_a_signal_ends_it_cleanly(demo: Demo, number: signal.Signals) -> None:
     demo.assert_nothing_left()
 
 
-def test_a_rank_that_is_killed_loses_its_requests_and_nothing_hangs(demo: Demo) -> None:
-    run = demo.start("--seconds", "1", "--speed-up", "20", "--rate", "1.5")
-    first = wait_for(run.stdout, r"LIVE")
+def test_a_rank_that_is_killed_loses_its_requests_and_nothing_hangs(demo: Demo, tmp_path: Path) -> None:
+    trace = tmp_path / "four.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,10,150\n" * 4)
+    run = demo.start("--trace", str(trace), "--speed-up", "2")
+    deadline = time.monotonic() + LIMIT_S
     with MailboxReader(demo.group, 1) as reader:
-        assert reader.read() is not None
+        while (reader.read() or (0,))[0] < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
         victim = owner(demo.group, 1)
-        os.kill(victim, signal.SIGKILL)
-        deadline = time.monotonic() + LIMIT_S
+        os.kill(victim, signal.SIGKILL)  # its two requests are under way, and no others will come
         while reader.state() is not RankState.DEAD and time.monotonic() < deadline:
             time.sleep(0.01)
     out, err = demo.finish(run)
-    out = first + out
     assert run.returncode == 0, err
     assert f"rank 1 (pid {victim}) ended by SIGKILL" in out
     assert "1 DEAD" in out
-    found = re.search(r"least load, by mailbox +(\d+) +(\d+) +(\d+) ", out)
-    assert found, out
-    total, served, lost = map(int, found.groups())
-    assert served + lost == total
-    assert re.search(rf"round robin +{total} +{total} +0 ", out), "the other rank serves all of the second replay"
+    assert re.search(r"least load, by mailbox +4 +2 +2 ", out), out
+    assert re.search(r"round robin +4 +4 +0 ", out), "the other rank serves all of the second replay"
+    assert "not answered" not in out
     demo.assert_nothing_left()
 
 
@@ -174,7 +177,7 @@ def test_a_supervisor_that_is_killed_takes_its_processes_with_it(demo: Demo) -> 
     run = demo.start("--seconds", "60")
     wait_for(run.stdout, r"LIVE")
     run.kill()
-    demo.finish(run)
+    run.wait()
     demo.wait_until_gone()
     assert demo.processes() == []
     assert demo.segments() == [], "the ranks closed their mailboxes"
