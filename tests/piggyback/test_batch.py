@@ -96,7 +96,8 @@ def test_another_tag_is_an_error(tag):
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "false": False, "int": 7, "zero": 0, "negative": -1, "int64 + 1": 1 << 63, "uint64": (1 << 64) - 1,
     "float": 1.5, "whole float": 2.0, "nan": float("nan"), "inf": float("inf"), "str": "x",
-    "digits": "7", "empty str": "", "bin": b"x", "map": {"a": 1}, "empty map": {}, "ext": msgspec.msgpack.Ext(5, b"x"), "list of null": [None], "list of float": [1.5],
+    "digits": "7", "empty str": "", "bin": b"x", "map": {"a": 1}, "empty map": {}, "ext": msgspec.msgpack.Ext(5, b"x"),
+    "list of null": [None], "list of float": [1.5],
     "list of str": ["x"], "list of list": [[]], "list of bool": [True], "list of map": [{}], "deep": [[[[[[]]]]]],
     "two rows": [[], []], "list of uint64": [(1 << 64) - 1], "list of list of str": [["x"]], "list of list of null": [[None]],
     "list of list of float": [[0.5]],

@@ -20,9 +20,11 @@ from loadbox.piggyback import HandshakeTimeout, MailboxKey, WireError, connect_m
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 ADDRESSES = {"coordinator_input": None, "coordinator_output": None, "frontend_stats_publish_address": None}
 READY_KEYS = {
-    "max_model_len", "num_gpu_blocks", "prefix_granularity", "dp_stats_address", "dtype", "multimodal_encoder_dtype", "vllm_version",
+    "max_model_len", "num_gpu_blocks", "prefix_granularity", "dp_stats_address", "dtype", "multimodal_encoder_dtype",
+    "vllm_version",
     "world_size", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size",
-    "data_parallel_rank", "max_num_seqs", "max_num_batched_tokens", "instance_id", "kv_cache_size_tokens", "kv_cache_max_concurrency",
+    "data_parallel_rank", "max_num_seqs", "max_num_batched_tokens", "instance_id", "kv_cache_size_tokens",
+    "kv_cache_max_concurrency",
     "kv_events_config",
 }  # fmt: skip
 
@@ -131,7 +133,8 @@ def test_a_ready_that_cannot_be_sent_is_found_before_anything_is_said(context, r
 ODD_INITS: list[Any] = [
     b"", b"\xc1", [], "INIT", None, {}, {"addresses": None}, {"addresses": []}, {"addresses": {}},
     {"addresses": {"inputs": [], "outputs": ["tcp://127.0.0.1:9"]}},
-    {"addresses": {"inputs": ["tcp://127.0.0.1:9"], "outputs": []}}, {"addresses": {"inputs": ["tcp://127.0.0.1:9"]}}, {"addresses": {"inputs": "tcp://127.0.0.1:9", "outputs": []}},
+    {"addresses": {"inputs": ["tcp://127.0.0.1:9"], "outputs": []}}, {"addresses": {"inputs": ["tcp://127.0.0.1:9"]}},
+    {"addresses": {"inputs": "tcp://127.0.0.1:9", "outputs": []}},
     {"addresses": {"inputs": [5], "outputs": [5]}}, {"addresses": {"inputs": ["nonsense"], "outputs": ["nonsense"]}},
     {"addresses": {"inputs": ["tcp://127.0.0.1:9"], "outputs": ["nonsense://"]}},
 ]  # fmt: skip
@@ -327,7 +330,8 @@ def test_the_ready_response_is_kept_and_proves_the_host(frontend, engine, group)
         {"mailbox": "/loadbox.g.0", "epoch": 0}, {"mailbox": "/loadbox.g.0", "epoch": True},
         {"mailbox": "/loadbox.g.0", "epoch": 1 << 62}, {"mailbox": "/loadbox.g.0", "epoch": "5"},
         {"mailbox": "/loadbox.../../etc/passwd.0", "epoch": 5}, {"mailbox": "/loadbox.g.-1", "epoch": 5},
-        {"mailbox": "", "epoch": 5}, {"mailbox": "/loadbox.g.0", "epoch": 5, "abi": 2}, {"mailbox": "/loadbox.g.f.0123456789abcdef", "epoch": 5},
+        {"mailbox": "", "epoch": 5}, {"mailbox": "/loadbox.g.0", "epoch": 5, "abi": 2},
+        {"mailbox": "/loadbox.g.f.0123456789abcdef", "epoch": 5},
     ],
     ids=repr,
 )  # fmt: skip
