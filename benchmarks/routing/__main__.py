@@ -12,7 +12,7 @@ import click
 import report
 from policies import POLICIES
 from rich.console import Console
-from scenarios import Plan, full_plan, quick_plan, run, setting_with
+from scenarios import Plan, Scenario, full_plan, quick_plan, run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "routing.json"
@@ -20,11 +20,11 @@ PICTURE = ROOT / "docs" / "img" / "routing.svg"
 
 
 def _restrict(plan: Plan, traces: tuple[str, ...], ranks: tuple[int, ...], frontends: tuple[int, ...]) -> Plan:
-    chosen = tuple(
-        one
-        for one in plan.scenarios
-        if (not traces or one.trace in traces) and (not ranks or one.ranks in ranks) and (not frontends or one.frontends in frontends)
-    )
+    def wanted(one: Scenario) -> bool:
+        asked = ((traces, one.trace), (ranks, one.ranks), (frontends, one.frontends))
+        return all(not values or value in values for values, value in asked)
+
+    chosen = tuple(filter(wanted, plan.scenarios))
     if not chosen:
         raise click.UsageError("no scenario fits these options: there are 8 and 64 ranks (--quick: 8) and 1, 4 and 16 frontends")
     return dataclasses.replace(plan, scenarios=chosen)
@@ -32,7 +32,9 @@ def _restrict(plan: Plan, traces: tuple[str, ...], ranks: tuple[int, ...], front
 
 @click.command()
 @click.option("--quick", is_flag=True, help="8 ranks, the main policies, shorter runs: under a minute.")
-@click.option("--trace", "traces", multiple=True, type=click.Choice(["chat", "code", "mooncake"]), help="Only this trace (repeatable).")
+@click.option(
+    "--trace", "traces", multiple=True, type=click.Choice(["chat", "code", "mooncake"]), help="Only this trace (repeatable)."
+)
 @click.option("--ranks", multiple=True, type=int, help="Only this number of ranks (repeatable).")
 @click.option("--frontends", multiple=True, type=int, help="Only this number of frontends (repeatable).")
 @click.option("--policy", "policies", multiple=True, type=click.Choice(list(POLICIES)), help="Only this policy (repeatable).")
@@ -41,7 +43,9 @@ def _restrict(plan: Plan, traces: tuple[str, ...], ranks: tuple[int, ...], front
 @click.option("--utilisation", type=click.FloatRange(0.05, 2.0), default=0.8, show_default=True)
 @click.option("--dispatch-ms", type=click.FloatRange(0), default=1.0, show_default=True, help="From the decision to the rank.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
-@click.option("--svg", "svg_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw the results there (needs matplotlib).")
+@click.option(
+    "--svg", "svg_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw the results there (needs matplotlib)."
+)
 @click.option("--publish", is_flag=True, help=f"Write {RESULTS.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}.")
 def main(
     quick: bool,
@@ -58,7 +62,11 @@ def main(
     publish: bool,
 ) -> None:
     """Compare ways of choosing a rank, by simulation of the ranks and with loadbox's own choosers."""
-    changes: dict[str, Any] = {"arrivals": arrivals, "utilisation": utilisation, "setting": setting_with(dispatch_s=dispatch_ms / 1e3)}
+    changes: dict[str, Any] = {
+        "arrivals": arrivals,
+        "utilisation": utilisation,
+        "dispatch_s": dispatch_ms / 1e3,
+    }
     if policies:
         changes["policies"] = policies
     if seeds:

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import numpy as np
+
 from loadbox.mailbox import RankState
 from loadbox.reader._chooser import make_chooser
 from loadbox.reader._core import CHANGED, SEEN, merge

@@ -10,11 +10,16 @@ from frontend import Frontend
 from rank_model import FIRST_TOKEN, Event
 from simulation import Policy, Setting, World
 
+Look = Callable[[World, int, Frontend], None]
+"""Shows a frontend, the so-many-th one, what there is to be seen now."""
+
 
 class _Frontends:
     """A ``Frontend`` for each; ``look`` shows it what this policy shows."""
 
-    def __init__(self, setting: Setting, seed: str, chooser: str, look: Callable[[World, int, Frontend], None], board: bool) -> None:
+    def __init__(
+        self, setting: Setting, seed: str, chooser: str, look: Callable[[World, int, Frontend], None], board: bool
+    ) -> None:
         self._look = look
         self._frontends = [
             Frontend(setting.ranks, chooser, setting.rank.kv_pages, random.Random(f"{seed}/{i}")) for i in range(setting.frontends)
@@ -45,9 +50,9 @@ class _VllmClients:
         self._frontends = setting.frontends
         self._taken = [-1.0] * setting.frontends
         self._scores: list[list[int]] = [[] for _ in range(setting.frontends)]
-        self._orders = [
-            [(f * setting.ranks // setting.frontends + i) % setting.ranks for i in range(setting.ranks)] for f in range(setting.frontends)
-        ]
+        ranks = list(range(setting.ranks))
+        starts = [f * setting.ranks // setting.frontends for f in range(setting.frontends)]
+        self._orders = [ranks[start:] + ranks[:start] for start in starts]
 
     def choose(self, world: World, frontend: int, request: int) -> int:
         collected, loads = world.broadcast()
@@ -121,7 +126,7 @@ class Entry(NamedTuple):
     make: Callable[[Setting, str], Policy]
 
 
-def _with(chooser: str, look: Callable[[World, int, Frontend], None], board: bool = False) -> Callable[[Setting, str], Policy]:
+def _with(chooser: str, look: Look, board: bool = False) -> Callable[[Setting, str], Policy]:
     return lambda setting, seed: _Frontends(setting, seed, chooser, look, board)
 
 

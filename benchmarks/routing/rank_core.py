@@ -30,7 +30,7 @@ class _Params(ctypes.Structure):
 
 
 @functools.cache
-def library() -> Any | None:
+def library() -> Any:
     """The compiled model, or None (with a warning) on a machine without a C compiler."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     key = hashlib.sha256(SOURCE.read_bytes() + " ".join((compiler, *FLAGS)).encode()).hexdigest()[:16]
@@ -54,8 +54,9 @@ def library() -> Any | None:
     return lib
 
 
-def _view(address: int, dtype: np.dtype[Any], count: int) -> Any:
-    return np.frombuffer((ctypes.c_char * (dtype.itemsize * count)).from_address(address), dtype)
+def _view(address: int, dtype: np.dtype[Any], count: int) -> np.ndarray[Any, Any]:
+    memory = (ctypes.c_char * (dtype.itemsize * count)).from_address(address)
+    return np.frombuffer(memoryview(memory), dtype)
 
 
 class CRanks:
@@ -66,17 +67,18 @@ class CRanks:
         if self._lib is None:
             raise RuntimeError("there is no C compiler; use PythonRanks")
         self._p = params
-        names = [name for name, _ in _Params._fields_]
+        names = [entry[0] for entry in _Params._fields_]
         given = _Params(*(getattr(params, name) for name in names))
         self._cluster = self._lib.ranks_new(ranks, frontends, requests, rare_every, ctypes.byref(given))
         if not self._cluster:
             raise MemoryError
         self._requests = requests
-        self._mailbox = _view(self._lib.ranks_mailbox(self._cluster), LOAD_DTYPE, ranks)
-        self._rare = _view(self._lib.ranks_rare(self._cluster), LOAD_DTYPE, ranks)
+        self._mailbox: np.ndarray[Any, Any] = _view(self._lib.ranks_mailbox(self._cluster), LOAD_DTYPE, ranks)
+        self._rare: np.ndarray[Any, Any] = _view(self._lib.ranks_rare(self._cluster), LOAD_DTYPE, ranks)
         self._rides = np.zeros(ranks, LOAD_DTYPE)
 
     def submit(self, rank: int, request: int, frontend: int, reach: float, prompt: int, output: int) -> None:
+        """A request that will be at a rank at ``reach``; times must not fall."""
         check_request(self._p, prompt, output)
         if not 0 <= rank < len(self._mailbox) or not 0 <= request < self._requests:
             raise ValueError(f"rank {rank} or request {request} is out of range")
@@ -84,6 +86,7 @@ class CRanks:
             raise MemoryError
 
     def advance(self, until: float) -> list[Event]:
+        """Run every rank through its boundaries at or before ``until``."""
         count = self._lib.ranks_advance(self._cluster, until)
         if count < 0:
             raise MemoryError
@@ -92,22 +95,27 @@ class CRanks:
         return list(map(Event._make, _view(self._lib.ranks_events(self._cluster), _EVENT, count).tolist()))
 
     def mailbox(self) -> np.ndarray[Any, Any]:
+        """Of each rank the load at its last boundary; ``LOAD_DTYPE``, to be read before the next ``advance``."""
         return self._mailbox
 
     def rare(self) -> np.ndarray[Any, Any]:
+        """The same, of a rank that publishes only every so many iterations, and when it runs out of work."""
         return self._rare
 
     def piggyback(self, frontend: int, sent: float) -> np.ndarray[Any, Any]:
+        """Of each rank the newest load that left for a frontend by ``sent``, ``at`` = -1 if there was none."""
         if not self._lib.ranks_piggyback(self._cluster, frontend, sent, self._rides.ctypes.data):
             raise RuntimeError("piggybacks are on the wire for too many iterations")
         return self._rides
 
     def totals(self) -> list[tuple[int, int, int, int, int]]:
+        """Of each rank: iterations, preemptions, free pages, running, waiting (with those on their way)."""
         rows = np.zeros((len(self._mailbox), 5), "i8")
         self._lib.ranks_totals(self._cluster, rows.ctypes.data)
         return [tuple(row) for row in rows.tolist()]
 
     def close(self) -> None:
+        """Give the memory back."""
         if self._cluster:
             self._lib.ranks_free(self._cluster)
             self._cluster = None

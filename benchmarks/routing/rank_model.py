@@ -38,6 +38,7 @@ class RankParams:
 
     @property
     def kv_pages(self) -> int:
+        """Pages of the KV cache."""
         return self.kv_tokens // self.page_tokens
 
 

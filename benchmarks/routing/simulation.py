@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-
 from intervals import percentile
 from rank_core import CRanks, make_ranks
 from rank_model import FINISHED, FIRST_TOKEN, Event, PythonRanks, RankParams
@@ -20,7 +19,7 @@ class Setting:
 
     ranks: int
     frontends: int
-    rank: RankParams = RankParams()
+    rank: RankParams = field(default_factory=RankParams)
     dispatch_s: float = 1e-3
     """From the decision to the rank's queue."""
     wire_s: float = 1e-3

@@ -91,10 +91,19 @@ def make_workload(
     ``"poisson"``
         the same requests, with gaps drawn at random.
 
-    Last, all times are multiplied by one factor, so that the rate is right for exactly the requests of this run; with ``"overlaid"``
-    it is within a few per cent of 1, but for the code trace, which is so bursty that it may be a fourth away.
+    Last, all times are multiplied by one factor, so that the rate is right for exactly the requests of this run; with
+    ``"overlaid"`` it is within a few per cent of 1, but for the code trace, which is so bursty that it may be a fourth away.
     The result depends on the arguments alone, so that all policies see the same requests.
     """
+    times, prompt, output, one = _requests(trace, requests, ranks, utilisation, params, seed, arrivals)
+    split = random.Random(f"{trace}/{ranks}/{seed}/{arrivals}/{frontends}")
+    return Workload(times, prompt, output, [split.randrange(frontends) for _ in times], one)
+
+
+@functools.lru_cache(maxsize=32)  # scenarios that differ in their frontends alone share it
+def _requests(
+    trace: str, requests: int, ranks: int, utilisation: float, params: RankParams, seed: int, arrivals: str
+) -> tuple[list[float], list[int], list[int], float]:
     rng = random.Random(f"{trace}/{ranks}/{seed}/{arrivals}")
     rows = read_trace(trace)
     if trace == "mooncake":
@@ -112,8 +121,7 @@ def make_workload(
     prompt, output = [row.prompt for row in picked], [row.output for row in picked]
     one = capacity(prompt, output, params)
     factor = (requests - 1) / (utilisation * ranks * one) / times[-1]
-    split = random.Random(f"{trace}/{ranks}/{seed}/{arrivals}/{frontends}")
-    return Workload([time * factor for time in times], prompt, output, [split.randrange(frontends) for _ in times], one)
+    return [time * factor for time in times], prompt, output, one
 
 
 def _from(rows: Sequence[TraceRow], start: int) -> Iterator[TraceRow]:
