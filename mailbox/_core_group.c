@@ -81,11 +81,15 @@ static void absent_row(row *r, Py_ssize_t rank)
 static int fill_row(group *self, row *to, Py_ssize_t rank, int64_t now)
 {
     slot *s = slot_of(self, rank);
+    int changed;
 
     if (s->seg != NULL && now < s->quiet_until_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
         s->last_look_ns = now;
     } else {
-        if (slot_look(s, now, self->interval_ns, (PyObject *)self, rank) < 0 || !need_open(self->open))
+        changed = slot_look(s, now, self->interval_ns, (PyObject *)self, rank);
+        if (!self->open) /* closed by another thread while Python code ran, and perhaps attached anew since */
+            slot_drop(s);
+        if (changed < 0 || !need_open(self->open))
             return -1;
         if (slot_row(s, now, self->interval_ns, self->stall_ns, rank) < 0)
             return -1;

@@ -19,9 +19,9 @@ static int look(reader *self, int64_t now)
     changed = slot_look(&self->slot, now, self->interval_ns, (PyObject *)self, 0);
     if (changed > 0)
         Py_CLEAR(self->cached);
-    if (changed < 0 || !need_open(self->open)) /* closed by another thread while Python code ran */
-        return -1;
-    return 0;
+    if (!self->open) /* closed by another thread while Python code ran, and perhaps attached anew since */
+        slot_drop(&self->slot);
+    return changed < 0 || !need_open(self->open) ? -1 : 0;
 }
 
 /* LoadSnapshot(*words[:4]): a tuple of a subclass has the layout of a tuple. */

@@ -18,8 +18,8 @@ import posix_ipc
 from loadbox.mailbox._names import SHM_DIR
 
 __all__ = [
-    "create", "lock_byte", "map_shared", "odd", "open_existing", "owner_alive", "owner_of", "same_file", "shared_lock_only",
-    "stat_name", "unlink",
+    "create", "let_go", "lock_byte", "map_shared", "odd", "open_existing", "owner_alive", "owner_of", "same_file",
+    "shared_lock_only", "stat_name", "unlink",
 ]  # fmt: skip
 
 _FLOCK = Struct("@hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid
@@ -75,6 +75,14 @@ def map_shared(fd: int, size: int, protection: int) -> mmap.mmap:
     finally:
         for plug in plugs:
             os.close(plug)
+
+
+def let_go(fd: int) -> None:
+    """Close ``fd``; nothing happens if another part of the program has done so."""
+    try:
+        os.close(fd)
+    except OSError:
+        pass
 
 
 def unlink(name: str) -> None:
@@ -133,8 +141,8 @@ def lock_byte(fd: int, offset: int) -> bool:
 
 
 def shared_lock_only(fd: int, offset: int) -> bool:
-    """Is the byte locked by readers only?  (A question of F_RDLCK meets writers' locks alone.)"""
-    return _asked(fd, fcntl.F_WRLCK, offset) != fcntl.F_UNLCK and _asked(fd, fcntl.F_RDLCK, offset) == fcntl.F_UNLCK
+    """Is the byte locked by readers only?  One question, so that an owner who leaves meanwhile is not taken for a reader."""
+    return _asked(fd, fcntl.F_WRLCK, offset) == fcntl.F_RDLCK
 
 
 def _asked(fd: int, kind: int, offset: int) -> int:

@@ -11,7 +11,6 @@ repairs first; a re-entrant lock serialises threads, and a publish that interrup
 from __future__ import annotations
 
 import mmap
-import os
 import sys
 import threading
 from time import monotonic_ns
@@ -164,7 +163,7 @@ class WriterCore:
             if self._lock_fd >= 0:
                 self._words.release()
                 self._map.close()
-                os.close(self._lock_fd)
+                _files.let_go(self._lock_fd)
                 self._lock_fd = -1
 
     def _owns(self, /) -> bool:
@@ -174,6 +173,6 @@ class WriterCore:
     def _after_fork(self) -> None:
         self._lock = threading.RLock()
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)
+            _files.let_go(self._lock_fd)
             self._lock_fd = -1
             self._why_not = "this process was forked from its owner, which alone may publish"
