@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from loadbox.reader import _core_py
 from loadbox.reader._view import INPUT_COLUMNS, VIEW_COLUMNS
 
-__all__ = ["BACKEND", "CHANGED", "SEEN", "cold_set", "merge"]
+__all__ = ["BACKEND", "CHANGED", "RANK_SHIFT", "SEEN", "cold_set", "merge"]
 
-CHANGED, SEEN = _core_py.CHANGED, _core_py.SEEN
+CHANGED, SEEN, RANK_SHIFT = _core_py.CHANGED, _core_py.SEEN, _core_py.RANK_SHIFT
 
 if TYPE_CHECKING:
     from loadbox.reader._core_c import cold_set, merge

@@ -16,7 +16,7 @@
     X(allowed)
 #define INPUT_COLUMNS(X)                                                                                                         \
     X(epoch) X(state) X(same_clock) X(published_ns) X(bound_ns) X(available) X(pig_running) X(pig_waiting) X(pig_active)          \
-    X(pig_total) X(pig_ns) X(unseen) X(oldest_ns) X(report_ns) X(others_owed)
+    X(pig_total) X(pig_ns) X(unseen) X(oldest_ns) X(next_seen) X(report_ns) X(others_owed)
 
 #define WORD(name) int64_t name;
 typedef struct {
@@ -37,7 +37,7 @@ typedef struct { /* a row of GroupReader */
 
 _Static_assert(sizeof(row) == 56, "GroupReader's itemsize");
 
-enum { LIVE = 2, CHANGED = 1, SEEN = 2, FIRST_TOKEN_WEIGHT = 3, BLOCK = 256 };
+enum { LIVE = 2, CHANGED = 1, SEEN = 2, RANK_SHIFT = 2, FIRST_TOKEN_WEIGHT = 3, BLOCK = 256 };
 
 #define NEVER_NS (-(INT64_C(1) << 62))
 #define COUNT_LIMIT (INT64_C(1) << 32)
@@ -128,13 +128,14 @@ static int add_board(PyObject *board, uint64_t *sums, Py_ssize_t first, Py_ssize
     return 0;
 }
 
-static int merge_all(const Py_buffer *view, const Py_buffer *inputs, const Py_buffer *rows, const Py_buffer *own, PyObject *boards,
+static long merge_all(const Py_buffer *view, const Py_buffer *inputs, const Py_buffer *rows, const Py_buffer *own, PyObject *boards,
                      int64_t now_ns, int64_t last_ns)
 {
     const Py_ssize_t n = view->len / (Py_ssize_t)sizeof(shown), others = PyList_GET_SIZE(boards);
+    input *const s = inputs->buf;
     uint64_t sums[BLOCK];
-    Py_ssize_t first, i, board;
-    int flags = 0;
+    Py_ssize_t first, i, board, last = -1;
+    long result = 0;
 
     for (first = 0; first < n; first += BLOCK) {
         const Py_ssize_t count = least(n - first, BLOCK);
@@ -143,11 +144,22 @@ static int merge_all(const Py_buffer *view, const Py_buffer *inputs, const Py_bu
         for (board = 0; board < others; board++)
             if (add_board(PyList_GET_ITEM(boards, board), sums, first, count) < 0)
                 return -1;
-        for (i = 0; i < count; i++)
-            flags |= merge_rank((shown *)view->buf + first + i, (input *)inputs->buf + first + i, (const row *)rows->buf + first + i,
-                                word(own, first + i), sums[i], now_ns, last_ns);
+        for (i = first; i < first + count; i++) {
+            const int flags = merge_rank((shown *)view->buf + i, &s[i], (const row *)rows->buf + i, word(own, i), sums[i - first],
+                                         now_ns, last_ns);
+
+            result |= flags;
+            if (flags & SEEN) {
+                if (last < 0)
+                    result |= (long)i << RANK_SHIFT;
+                else
+                    s[last].next_seen = i;
+                s[i].next_seen = -1;
+                last = i;
+            }
+        }
     }
-    return flags;
+    return result;
 }
 
 PyDoc_STRVAR(merge_doc,
@@ -159,7 +171,8 @@ static PyObject *merge(PyObject *module, PyObject *const *args, Py_ssize_t n)
     Py_buffer buffers[4];
     int64_t now_ns, last_ns;
     Py_ssize_t ranks;
-    int taken, flags = -1;
+    long flags = -1;
+    int taken;
 
     (void)module;
     if (n != 7)

@@ -13,7 +13,7 @@ view_columns, input_columns = VIEW_COLUMNS, INPUT_COLUMNS
 FIRST_TOKEN_WEIGHT = 3
 AGE_LIMIT_NS = 500_000_000
 LIVE = 2
-CHANGED, SEEN = 1, 2
+CHANGED, SEEN, RANK_SHIFT = 1, 2, 2
 
 _V = {name: place for place, name in enumerate(VIEW_COLUMNS)}
 _I = {name: place for place, name in enumerate(INPUT_COLUMNS)}
@@ -37,7 +37,7 @@ def merge(
     for board in boards:
         for i, word in zip(range(n), board.tolist(), strict=False):
             others[i] += word
-    flags = 0
+    flags, last = 0, -1
     for i in range(n):
         at, to, of = i * _ROW, i * len(VIEW_COLUMNS), i * len(INPUT_COLUMNS)
         running, waiting, active, total, published_ns, epoch, tail = words[at : at + _ROW]
@@ -66,7 +66,11 @@ def merge(
             s[of + _I["others_owed"]] = theirs
         unseen = s[of + _I["unseen"]]
         if unseen and s[of + _I["oldest_ns"]] <= reported_ns:
-            flags |= SEEN
+            flags |= SEEN if last >= 0 else SEEN | i << RANK_SHIFT
+            if last >= 0:
+                s[last * len(INPUT_COLUMNS) + _I["next_seen"]] = i
+            s[of + _I["next_seen"]] = -1
+            last = i
         row = (
             running, waiting, active, total, reported_ns,
             in_flight + (others[i] & _LOW), owed + theirs, unseen + theirs - s[of + _I["others_owed"]], in_flight,

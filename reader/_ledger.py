@@ -11,7 +11,6 @@ changed by one store.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import exp
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ class Ledger:
 
     def __init__(self, inputs: Inputs, words: memoryview) -> None:
         self.requests: dict[str, int] = {}  # 2 * rank, and 1 more while the first token is owed
-        self._unseen: list[OrderedDict[str, int]] = []  # a rank's requests that no report can know, with their times
+        self._unseen: list[dict[str, int]] = []  # a rank's requests that no report can know, with their times
         self._seen: list[set[str]] = []  # and the others
         self._strays: list[set[str]] = []  # those that went to no life that was known
         self._owed: list[int] = []
@@ -47,7 +46,7 @@ class Ledger:
     def move(self, inputs: Inputs, words: memoryview) -> None:
         """Go on with other tables, of as many ranks or more, and fill them."""
         for _ in range(len(self._owed), inputs.n):
-            self._unseen.append(OrderedDict())
+            self._unseen.append({})
             self._seen.append(set())
             self._strays.append(set())
             self._owed.append(0)
@@ -123,12 +122,21 @@ class Ledger:
         self._store(rank)
         return -1 if seen or unseen else rank
 
-    def reported(self, rank: int, reported_ns: int) -> None:
-        """A report that left the rank at ``reported_ns`` knows what was sent until then."""
-        unseen = self._unseen[rank]
-        while unseen and next(iter(unseen.values())) <= reported_ns:
-            self._seen[rank].add(unseen.popitem(last=False)[0])
+    def reported(self, rank: int, reported_ns: int) -> int:
+        """A report that left the rank at ``reported_ns`` knows what was sent until then.  Gives how many that are new to us."""
+        unseen, seen = self._unseen[rank], self._seen[rank]
+        count = len(unseen)
+        if count and next(reversed(unseen.values())) <= reported_ns:
+            seen.update(unseen)
+            unseen.clear()
+            self._inputs.unseen[rank] = 0
+            return count
+        known = [request_id for request_id, sent_ns in unseen.items() if sent_ns <= reported_ns]
+        for request_id in known:
+            del unseen[request_id]
+        seen.update(known)
         self._store_unseen(rank)
+        return len(known)
 
     def new_life(self, rank: int) -> None:
         """The rank has started anew: what was sent to a former life is lost; what was sent to none that was known is this one's."""

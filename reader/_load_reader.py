@@ -130,18 +130,17 @@ class LoadReader:
                 raise ValueError(
                     f"request {request_id!r} is in flight on rank {sources.ledger.rank_of(request_id)}: finish it first"
                 )
-            sources.look()
+            view = sources.look()
             if pinned is not None:
                 rank = self._pinned(index(pinned), exclude)
             else:
-                view = sources.view
                 for excluded in exclude:
                     if 0 <= excluded < view.n:
                         view.allowed[excluded] = 0
                 rank = self._chooser.pick(view, self._random)
                 if rank < 0:
                     raise self._none_available(exclude)
-            sources.ledger.book(request_id, rank, sources.ranks.lives[rank], sources.view.now_ns)
+            sources.ledger.book(request_id, rank, sources.ranks.lives[rank], view.now_ns)
             return rank
 
     def _pinned(self, rank: int, exclude: Collection[int]) -> int:
@@ -232,8 +231,8 @@ class LoadReader:
             if not self._open:
                 raise MailboxError("this view is closed")
             sources = self._sources
-            sources.look()
-            view, now_ns = sources.view, sources.view.now_ns
+            view = sources.look()
+            now_ns = view.now_ns
             numbers = zip(view.running, view.waiting, view.kv_active, view.kv_total, strict=True)
             others = zip(view.mailbox, view.reported_ns, sources.inputs.state, sources.words, strict=False)
             loads = []

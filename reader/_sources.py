@@ -14,7 +14,7 @@ from loadbox.mailbox._host import time_ns_inode
 from loadbox.mailbox._names import segment_name
 from loadbox.reader._board import Board
 from loadbox.reader._boards import Boards
-from loadbox.reader._core import CHANGED, SEEN, merge
+from loadbox.reader._core import CHANGED, RANK_SHIFT, merge
 from loadbox.reader._ledger import Ledger
 from loadbox.reader._ranks import Ranks
 from loadbox.reader._view import Inputs, View
@@ -98,8 +98,8 @@ class Sources:
         self.ledger.move(self.inputs, self.words)
         self.ranks.move(self.inputs, self.ledger)
 
-    def look(self) -> None:
-        """Bring the view up to now.  Waits for nobody."""
+    def look(self) -> View:
+        """Bring the view up to now, and give it.  Waits for nobody."""
         before_ns = monotonic_ns()
         if self._reader is not None:
             try:
@@ -112,12 +112,15 @@ class Sources:
         if now_ns >= self._next_boards_ns:
             self._look_around(now_ns)
         view.own_rate = self.ledger.rate(now_ns)
-        while flags := merge(view.table, self.inputs.table, self._row_words, self.words, self._others.words, now_ns, self._last_ns):
-            if flags & CHANGED:
-                self._mailboxes_changed()
-            if flags & SEEN:
-                self._reports_came()
+        words, others, last_ns = self.words, self._others.words, self._last_ns
+        found = merge(view.table, self.inputs.table, self._row_words, words, others, now_ns, last_ns)
+        while found & CHANGED:
+            self._mailboxes_changed()
+            found = merge(view.table, self.inputs.table, self._row_words, words, others, now_ns, last_ns)
+        if found:
+            self._reports_came(found >> RANK_SHIFT)
         self._last_ns = before_ns
+        return view
 
     def _look_around(self, now_ns: int) -> None:
         """What takes system calls, and is done at most every 0.1 s: the boards of the others, and one's own after a fork."""
@@ -149,11 +152,12 @@ class Sources:
             os.close(fd)
         return header is not None and mine != 0 and header.time_ns_inode == mine
 
-    def _reports_came(self) -> None:
+    def _reports_came(self, rank: int) -> None:
+        """Reports know of dispatches, from ``rank`` on, that were counted as unseen: count them no longer."""
         inputs, view = self.inputs, self.view
-        for rank in range(view.n):
-            if inputs.unseen[rank] and inputs.oldest_ns[rank] <= view.reported_ns[rank]:
-                self.ledger.reported(rank, view.reported_ns[rank])
+        while rank >= 0:
+            view.unseen[rank] -= self.ledger.reported(rank, view.reported_ns[rank])
+            rank = inputs.next_seen[rank]
 
     def forked(self) -> None:
         """In a forked child: nothing that was dispatched is this process's, and the board is its parent's."""

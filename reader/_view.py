@@ -42,6 +42,7 @@ INPUT_COLUMNS = (
     "pig_running", "pig_waiting", "pig_active", "pig_total", "pig_ns",
     # This frontend's dispatches later than the report: how many, and the time of the first.
     "unseen", "oldest_ns",
+    "next_seen",  # of a rank whose report knows some of those: the next such rank, -1 if it is the last
     # The report that the next number belongs to; and the first tokens that other frontends were owed then, or fewer if it fell
     # since.
     "report_ns", "others_owed",
@@ -129,6 +130,7 @@ class Inputs(Table):
     pig_ns: Column
     unseen: Column
     oldest_ns: Column
+    next_seen: Column
     report_ns: Column
     others_owed: Column
 

@@ -32,16 +32,19 @@ def core_module(name: str) -> ModuleType:
 @pytest.fixture(params=["c", "py"])
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The reader's core, in C and then in Python, put into use."""
-    module = core_module(request.param)
-    monkeypatch.setattr(_core, "cold_set", module.cold_set)
-    monkeypatch.setattr(_sources, "merge", module.merge)
-    return module
+    return put_into_use(core_module(request.param), monkeypatch)
 
 
 @pytest.fixture
-def c_core() -> ModuleType:
-    """The core in C."""
-    return core_module("c")
+def c_core(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The core in C alone, put into use."""
+    return put_into_use(core_module("c"), monkeypatch)
+
+
+def put_into_use(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(_core, "cold_set", module.cold_set)
+    monkeypatch.setattr(_sources, "merge", module.merge)
+    return module
 
 
 @dataclass

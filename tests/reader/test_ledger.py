@@ -60,10 +60,12 @@ class Histories(RuleBasedStateMachine):
     @rule(rank=ranks, back=st.integers(-2, 5))
     def report(self, rank: int, back: int) -> None:
         """A report of any time, also one that is older than the last."""
-        self.ledger.reported(rank, self.now - back)
+        known = 0
         for entry in self.model.values():
-            if entry["rank"] == rank and entry["at"] <= self.now - back:
+            if entry["rank"] == rank and entry["at"] <= self.now - back and not entry["seen"]:
                 entry["seen"] = True
+                known += 1
+        assert self.ledger.reported(rank, self.now - back) == known
 
     @rule(rank=ranks)
     def restart(self, rank: int) -> None:
