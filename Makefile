@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow bench lint types clean
+.PHONY: help demo test test-twin test-slow gateway tokenspeed bench lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,17 @@ test-twin: ## the suite as on a machine without a compiler: on the pure-Python t
 test-slow: $(VENV)/.installed ## the slow tests, with bounded time
 	$(VENV)/bin/pytest -m slow $(ARGS)
 
+gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine processes of this package, about half a minute
+	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'
+	LOADBOX_REQUIRE_GATEWAY=1 timeout 600 $(VENV)/bin/pytest tests/gateway $(ARGS)
+
+tokenspeed: $(VENV)/.installed ## the piggyback against the wire code of tokenspeed 0.1.1, unpacked beside the environment
+	@if $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/tokenspeed tokenspeed==0.1.1; then \
+		LOADBOX_TOKENSPEED=$(VENV)/tokenspeed timeout 600 $(VENV)/bin/pytest tests/piggyback/test_tokenspeed.py $(ARGS); \
+	else \
+		echo "SKIPPED: tokenspeed 0.1.1 cannot be installed here, so NOTHING was tested against it"; \
+	fi
+
 bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one run
 	@set -e; for script in benchmarks/bench_*.py; do $(PY) $$script; done
 
@@ -44,7 +55,7 @@ lint: $(VENV)/.installed ## ruff, and the house's own rules
 	$(VENV)/bin/ruff format --check .
 
 types: $(VENV)/.installed ## mypy --strict, on the installed package
-	$(PY) -m mypy -p loadbox.mailbox -p loadbox.cli
+	$(PY) -m mypy -p loadbox.mailbox -p loadbox.piggyback -p loadbox.cli
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-twin build dist *.egg-info
