@@ -26,7 +26,7 @@ OURS = {"abi": 1, "mailbox": "/loadbox.llama-0.3", "epoch": (1 << 62) - 1}
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the peer; ended with the module."""
-    folder = os.environ.get("LOADBOX_TOKENSPEED", "")
+    folder = os.path.abspath(os.environ.get("LOADBOX_TOKENSPEED", "none"))
     if not os.path.isdir(os.path.join(folder, "tokenspeed")):
         pytest.skip("tokenspeed 0.1.1 is not unpacked in $LOADBOX_TOKENSPEED; `make tokenspeed` does it")
     started: list[subprocess.Popen[str]] = []
