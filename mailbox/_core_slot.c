@@ -145,10 +145,14 @@ static int accept_record(slot *s, uint64_t seq, const lbx_words *w, int64_t now)
         s->same_clock = writers != 0 && writers == s->my_time_ns;
         s->dp_size = lbx_load(&s->seg->header.dp_size);
     }
-    if (s->same_clock && (w->published_ns <= now || w->published_ns <= clock_ns(CLOCK_MONOTONIC)))
-        s->bound_ns = w->published_ns;
-    else
-        s->bound_ns = s->last_look_ns; /* -1 at first sight */
+    /* The same publish under another number: a writer is in the middle of its next one, or an adopter has repaired a dead one's.
+     * Neither makes it younger, and the repair is no sign of this life. */
+    if (new_life || w->published_ns != s->words.published_ns) {
+        if (s->same_clock && (w->published_ns <= now || w->published_ns <= clock_ns(CLOCK_MONOTONIC)))
+            s->bound_ns = w->published_ns;
+        else
+            s->bound_ns = s->last_look_ns; /* -1 at first sight */
+    }
     s->have = 1;
     s->seq = seq;
     s->words = *w;

@@ -169,18 +169,22 @@ class Slot:
 
     def _accept(self, seq: int, words: tuple[int, int, int, int, int, int], now: int) -> None:
         assert self.memory is not None
-        if not self.have or words[5] != self.words[5]:
+        new_life = not self.have or words[5] != self.words[5]
+        if new_life:
             self._forget_owner()
-        if not self.have or words[5] != self.words[5] or not self.words[3]:
+        if new_life or not self.words[3]:
             # The header is written before the first publish of a life, so what is read now belongs to this record.
             writers = self.view[TIME_NS_INODE // 8]
             self.same_clock = writers != 0 and writers == self.my_time_ns
             self.dp_size = self.view[DP_SIZE // 8]
+        # The same publish under another number: a writer is in the middle of its next one, or an adopter has repaired a dead one's.
+        # Neither makes it younger, and the repair is no sign of this life.
         published_ns = words[4]
-        if self.same_clock and (published_ns <= now or published_ns <= monotonic_ns()):
-            self.bound_ns = published_ns
-        else:
-            self.bound_ns = self.last_look_ns  # None at first sight
+        if new_life or published_ns != self.words[4]:
+            if self.same_clock and (published_ns <= now or published_ns <= monotonic_ns()):
+                self.bound_ns = published_ns
+            else:
+                self.bound_ns = self.last_look_ns  # None at first sight
         self.have, self.seq, self.words = True, seq, words
         self.first_seen_ns = self.last_look_ns = now
         self.odd = odd_record(words)

@@ -123,6 +123,49 @@ def test_foreign_clock(box: Any, group: str, words: Any) -> None:
             assert reader.state() is box.RankState.STALLED
 
 
+def test_foreign_clock_and_half_a_publish(box: Any, group: str, words: Any) -> None:
+    """A sequence that moves without a publish makes the last one no younger."""
+    with box.MailboxWriter(group, 0) as writer, box.MailboxReader(group, 0) as reader:
+        view = words(writer.name)
+        view[TIME_NS] += 1
+        reader.read()
+        writer.publish(1, 0, 1, 9)
+        assert reader.read() == (1, 0, 1, 9)
+        seen = time.monotonic()
+        time.sleep(0.02)
+        reader.read()
+        view[SEQ] += 1
+        elapsed = time.monotonic() - seen
+        assert reader.age() >= elapsed - 0.01  # a tick of the coarse clock
+
+
+@pytest.mark.parametrize("first_sight", [True, False])
+def test_repair_is_no_sign_of_life(box: Any, group: str, words: Any, first_sight: bool) -> None:
+    """An adopter that repairs what died in the middle of a publish does not bring it back to life, whatever its clock was."""
+    writer = box.MailboxWriter(group, 0)
+    view = words(writer.name)
+    view[TIME_NS] += 1
+    writer.publish(1, 0, 1, 9)
+    with box.MailboxReader(group, 0, liveness_interval=0.05) as reader, box.GroupReader(group, 1, liveness_interval=0.05) as ranks:
+        if not first_sight:
+            ranks.read()
+            reader.read()
+        with pytest.warns(ResourceWarning):
+            del writer
+        view[SEQ] += 1
+        time.sleep(0.1)
+        assert reader.state() is box.RankState.DEAD
+        ranks.read()
+        for _ in range(2):
+            time.sleep(0.01)
+            assert reader.state() is box.RankState.DEAD
+            assert ranks.read()["state"][0] == box.RankState.DEAD
+        view[RUNNING], view[SEQ] = view[B], view[SEQ] + 1  # as _repair does
+        assert reader.state() is box.RankState.DEAD
+        assert ranks.read()["state"][0] == box.RankState.DEAD
+        assert reader.read() == (1, 0, 1, 9)
+
+
 @pytest.mark.parametrize("first_sight", [True, False])
 def test_timestamp_from_the_future(box: Any, group: str, words: Any, first_sight: bool) -> None:
     with box.MailboxWriter(group, 0) as writer, box.MailboxReader(group, 0) as reader:
