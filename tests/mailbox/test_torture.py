@@ -167,7 +167,7 @@ def test_a_million_reads(backends: tuple[str, str], children: Any, group: str) -
 @pytest.mark.slow
 @PAIRS
 def test_ten_million_reads(backends: tuple[str, str], children: Any, group: str) -> None:
-    check(children, group, backends, MANY, seconds=400)
+    check(children, group, backends, MANY, seconds=200)
 
 
 @pytest.mark.parametrize("writer", ["c", "py"])
