@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow gateway tokenspeed bench lint types clean
+.PHONY: help demo test test-twin test-slow torture gateway tokenspeed bench lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ test-twin: ## the suite as on a machine without a compiler: on the pure-Python t
 
 test-slow: $(VENV)/.installed ## the slow tests, with bounded time
 	$(VENV)/bin/pytest -m slow $(ARGS)
+
+torture: $(VENV)/.installed ## the mailbox at length: ten million reads each way, ten million publishes, a kill at every line; minutes
+	timeout 900 $(VENV)/bin/pytest -m slow tests/mailbox/test_torture.py tests/mailbox/test_growth.py tests/mailbox/test_kill_walk.py $(ARGS)
 
 gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine processes of this package, about half a minute
 	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'
