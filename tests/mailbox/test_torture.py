@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-MANY = int(os.environ.get("LOADBOX_TORTURE_READS", "10_000_000"))
 DIFFERENT = 2000  # so many publishes must have been seen at least: a writer that stands still cannot be torn
 
 # Without a step of Python between two publishes.  "gentle": bursts and pauses of some microseconds, both random; the twin's read
@@ -167,7 +166,7 @@ def test_a_million_reads(backends: tuple[str, str], children: Any, group: str) -
 @pytest.mark.slow
 @PAIRS
 def test_ten_million_reads(backends: tuple[str, str], children: Any, group: str) -> None:
-    check(children, group, backends, MANY, seconds=200)
+    check(children, group, backends, 10_000_000, seconds=200)
 
 
 @pytest.mark.parametrize("writer", ["c", "py"])
