@@ -162,12 +162,10 @@ class LoadReader:
         n = sources.view.n
         if not n:
             return NoRankAvailable(f"no rank of group {self._group} is known yet: give dp_size, or wait for a mailbox or a batch")
-        barred = [rank for rank in range(n) if rank in exclude]
-        states = [f"{rank} {RankState(sources.inputs.state[rank]).name}" for rank in range(n) if rank not in exclude]
-        return NoRankAvailable(
-            f"none of the {n} ranks of group {self._group} may be chosen: {len(barred)} excluded, "
-            f"the others ended or were declared gone ({', '.join(states[:8]) or 'none'}{', ...' if len(states) > 8 else ''})"
-        )
+        barred = sum(rank in exclude for rank in range(n))
+        left = [f"{rank} {RankState(sources.inputs.state[rank]).name}" for rank in range(n) if rank not in exclude]
+        others = f"; ended or declared gone: {', '.join(left[:8])}{', ...' if len(left) > 8 else ''}" if left else ""
+        return NoRankAvailable(f"none of the {n} ranks of group {self._group} may be chosen: {barred} excluded{others}")
 
     def feed(self, batch: _Batch) -> None:
         """Take in a decoded batch: the rank's load, and first tokens and finishes of this view's own requests.

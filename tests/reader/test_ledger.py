@@ -164,3 +164,12 @@ def test_the_rate_is_averaged_over_a_second() -> None:
     assert ledger.rate(11 * 10**9) == pytest.approx(200 / math.e, rel=0.01)
     assert ledger.rate(10 * 10**9) == pytest.approx(200 / math.e, rel=0.01), "time does not go back"
     assert ledger.rate(10**12) == 0.0
+
+
+def test_a_report_knows_what_was_sent_until_then() -> None:
+    inputs = Inputs(1)
+    ledger = Ledger(inputs, words(1))
+    for request, sent_ns in (("a", 5), ("b", 6), ("c", 6), ("d", 7)):
+        ledger.book(request, 0, 0, sent_ns)
+    assert [ledger.reported(0, at) for at in (4, 5, 5, 6, 9)] == [0, 1, 0, 2, 1]
+    assert ledger.in_flight(0) == 4

@@ -78,7 +78,7 @@ def test_a_killed_scheduler(group: str, core: ModuleType, view_of: Callable[...,
     assert kit.spread(view, 6) == [0, 6], "nothing goes to the dead"
     with pytest.raises(NoRankAvailable, match=r"rank 0 of group .* is pinned, but it is DEAD"):
         view.choose("b", pinned=0)
-    with pytest.raises(NoRankAvailable, match=r"none of the 2 ranks .*1 excluded.*0 DEAD"):
+    with pytest.raises(NoRankAvailable, match=r"none of the 2 ranks .*1 excluded; ended or declared gone: 0 DEAD"):
         view.choose("b", exclude=[1])
     assert kit.in_flight(view) == [1, 6], "what failed is not booked; what was sent is the caller's to finish"
     # Another life of it: what the former one had is lost, what the dead one's mailbox said is not shown again.
@@ -240,7 +240,7 @@ def test_pinned_and_excluded(group: str, core: ModuleType, view_of: Callable[...
             view.choose("x", pinned=wrong)
     with pytest.raises(NoRankAvailable, match="pinned and excluded"):
         view.choose("x", pinned=1, exclude=[1])
-    with pytest.raises(NoRankAvailable, match=r"none of the 4 ranks .* 4 excluded"):
+    with pytest.raises(NoRankAvailable, match=r"none of the 4 ranks .* 4 excluded$"):
         view.choose("x", exclude=range(4))
     assert sum(kit.in_flight(view)) == 35
     assert view.choose("x") == 0, "an exclusion is for one call"
