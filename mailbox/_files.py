@@ -52,7 +52,13 @@ def _open(name: str, flags: int, mode: int, read_only: bool) -> int:
 
 def create(name: str) -> int:
     """Make the segment's empty file, readable by its owner only, and open it; FileExistsError if the name is taken."""
-    return _open(name, posix_ipc.O_CREX, 0o600, False)
+    fd = _open(name, posix_ipc.O_CREX, 0o600, False)
+    try:
+        os.fchmod(fd, 0o600)  # a umask may have taken away what its owner needs to open it again
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def open_existing(name: str, *, read_only: bool) -> int:

@@ -169,6 +169,34 @@ def test_closing_from_another_thread_while_it_is_read(box: Any, group: str) -> N
                 assert maps(writer.name) == ["rw-s"]
 
 
+@pytest.mark.parametrize("kind", ["MailboxReader", "GroupReader"])
+def test_closing_while_it_is_about_to_attach(box: Any, group: str, kind: str) -> None:
+    """The other thread closes between the finding of the file and its mapping (C), or waits until the read is over (the twin)."""
+    closing: list[threading.Thread] = []
+
+    class Reader(getattr(box, kind)):  # type: ignore[misc]
+        def _find(self, rank: int) -> Any:
+            found = super()._find(rank)
+            closing.append(threading.Thread(target=self.close))
+            closing[0].start()
+            closing[0].join(0.1)
+            return found
+
+    with box.MailboxWriter(group, 0) as writer:
+        writer.publish(1, 2, 3, 4)
+        reader = Reader(group, *([0] if kind == "MailboxReader" else []))
+        if box.backend == "c":
+            with pytest.raises(box.MailboxError, match="closed"):
+                reader.read()
+        else:
+            reader.read()
+        closing[0].join()
+        assert len(closing) == 1
+        assert maps(writer.name) == ["rw-s"]
+        with pytest.raises(box.MailboxError, match="closed"):
+            reader.read()
+
+
 def test_readers_that_come_first_attach_by_themselves(box: Any, group: str, children: Any) -> None:
     """Before all of the writers, before some of them, and after."""
     readers = [box.MailboxReader(group, rank, liveness_interval=0) for rank in range(3)]

@@ -275,24 +275,6 @@ def test_an_end_without_close(box: Any, group: str, children: Any, end: Callable
     assert not list(Path("/dev/shm").glob(f"loadbox.{group}.*"))
 
 
-def test_a_hundred_restarts_leave_nothing(box: Any, group: str) -> None:
-    with box.MailboxReader(group, 0, liveness_interval=0) as reader, box.GroupReader(group, 1, liveness_interval=0) as ranks:
-        epochs = set()
-        before = 0
-        for turn in range(100):
-            writer = box.MailboxWriter(group, 0, start_wait=0)
-            writer.publish(turn, 0, 0, 1)
-            assert reader.read()[0] == ranks.read()["num_running"][0] == turn
-            epochs.add(reader.epoch)
-            writer.close() if turn % 3 else writer._detach()
-            if turn == 1:
-                before = len(os.listdir("/proc/self/fd"))
-        assert len(epochs) == 100
-        assert len(os.listdir("/proc/self/fd")) <= before
-    assert box._segment.clean(f"/loadbox.{group}.0") is None
-    assert not list(Path("/dev/shm").glob(f"loadbox.{group}*"))
-
-
 # ---- clean ----------------------------------------------------------------------------------------------------------------
 
 
