@@ -33,7 +33,7 @@ static int grow(group *self, Py_ssize_t size)
             }
             chunks[self->size / CHUNK] = chunk;
         }
-        slot_init(slot_of(self, self->size), self->interval_ns * (self->size % CHUNK) / CHUNK);
+        slot_init(slot_of(self, self->size), self->interval_ns / CHUNK * (self->size % CHUNK));
         self->size++;
     }
     return 0;

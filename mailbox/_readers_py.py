@@ -108,7 +108,7 @@ class GroupCore:
 
     def _grow(self, size: int) -> None:
         """Make room for ``size`` ranks; never shrinks."""
-        self._slots.extend(Slot(self._interval_ns * (rank % 64) // 64) for rank in range(len(self._slots), size))
+        self._slots.extend(Slot(self._interval_ns // 64 * (rank % 64)) for rank in range(len(self._slots), size))
 
     def _find(self, rank: int, /) -> tuple[int, str | None, int]:
         raise NotImplementedError
