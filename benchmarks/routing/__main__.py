@@ -42,6 +42,7 @@ def _restrict(plan: Plan, traces: tuple[str, ...], ranks: tuple[int, ...], front
 @click.option("--arrivals", type=click.Choice(["overlaid", "squeezed", "poisson"]), default="overlaid", show_default=True)
 @click.option("--utilisation", type=click.FloatRange(0.05, 2.0), default=0.8, show_default=True)
 @click.option("--dispatch-ms", type=click.FloatRange(0), default=1.0, show_default=True, help="From the decision to the rank.")
+@click.option("--publish-early", is_flag=True, help="Ranks publish before they take in what has arrived, not after scheduling.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path, dir_okay=False), help="Write the results there.")
 @click.option(
     "--svg", "svg_path", type=click.Path(path_type=Path, dir_okay=False), help="Draw the results there (needs matplotlib)."
@@ -57,6 +58,7 @@ def main(
     arrivals: str,
     utilisation: float,
     dispatch_ms: float,
+    publish_early: bool,
     json_path: Path | None,
     svg_path: Path | None,
     publish: bool,
@@ -66,11 +68,12 @@ def main(
         "arrivals": arrivals,
         "utilisation": utilisation,
         "dispatch_s": dispatch_ms / 1e3,
+        "publish_early": publish_early,
     }
     if policies:
         changes["policies"] = policies
     if seeds:
-        changes["seeds"] = tuple(range(1, seeds + 1))
+        changes["seeds"] = seeds
     plan = _restrict((quick_plan if quick else full_plan)(**changes), traces, ranks, frontends)
     if publish:
         json_path, svg_path = json_path or RESULTS, svg_path or PICTURE

@@ -8,7 +8,7 @@
  *     1. the finished iteration's tokens are produced (first tokens, finishes, freed pages) and its piggyback leaves,
  *     2. requests that have arrived are taken into the queue,
  *     3. the next iteration is scheduled, which may admit and preempt,
- *     4. the load is published.
+ *     4. the load is published (with publish_early between 1 and 2 instead, and only if an iteration has ended).
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 
 typedef struct {
     double base_s, prefill_s, attention_s, decode_s, context_s;
-    int64_t chunk_tokens, max_running, kv_pages, page_tokens;
+    int64_t chunk_tokens, max_running, kv_pages, page_tokens, publish_early;
 } params;
 
 typedef struct {
@@ -230,13 +230,14 @@ static void boundary(cluster *c, int64_t r, double at) {
     rank *k = &c->rank[r];
     int was_busy = k->busy;
     if (was_busy) produce(c, r, at);
+    load early = now_of(c, k, at);
     while (k->inbox.count && c->request[front(&k->inbox)].reach <= at) {
         if (!push_back(&k->waiting, front(&k->inbox))) c->failed = 1;
         pop_front(&k->inbox);
     }
     double taken = schedule(c, k);
-    load l = now_of(c, k, at);
-    c->mailbox[r] = l;
+    load l = c->p.publish_early ? early : now_of(c, k, at);
+    if (was_busy || !c->p.publish_early) c->mailbox[r] = l;
     k->busy = taken > 0.0;
     if (k->busy) {
         k->iterations++;

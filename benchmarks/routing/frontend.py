@@ -12,7 +12,7 @@ import numpy as np
 
 from loadbox.mailbox import RankState
 from loadbox.reader._chooser import make_chooser
-from loadbox.reader._core import CHANGED, SEEN, merge
+from loadbox.reader._core import CHANGED, RANK_SHIFT, SEEN, merge
 from loadbox.reader._ledger import Ledger
 from loadbox.reader._ranks import Ranks
 from loadbox.reader._view import Inputs, View
@@ -64,19 +64,23 @@ class Frontend:
         view, inputs, ledger = self._view, self._inputs, self._ledger
         view.now_ns = now_ns = nanoseconds(now)
         view.own_rate = ledger.rate(now_ns)
-        while flags := merge(view.table, inputs.table, self._row_words, self.words, self.others, now_ns, self._last_ns):
-            if flags & CHANGED:
-                for rank, row in enumerate(self._rows.tolist()):
-                    if row[5] != inputs.epoch[rank]:
-                        self._ranks.observed(rank, row[5], RankState.LIVE, True)
-            if flags & SEEN:
-                for rank in range(view.n):
-                    if inputs.unseen[rank] and inputs.oldest_ns[rank] <= view.reported_ns[rank]:
-                        ledger.reported(rank, view.reported_ns[rank])
+        found = self._merge()
+        if found & CHANGED:  # only at the first look: nobody restarts here
+            for rank, row in enumerate(self._rows.tolist()):
+                self._ranks.observed(rank, row[5], RankState.LIVE, True)
+            found = self._merge()
+        rank = found >> RANK_SHIFT if found & SEEN else -1
+        while rank >= 0:
+            view.unseen[rank] -= ledger.reported(rank, view.reported_ns[rank])
+            rank = inputs.next_seen[rank]
         self._last_ns = now_ns
         chosen = self._chooser.pick(view, self._rng)
         ledger.book(str(request), chosen, self._ranks.lives[chosen], now_ns)
         return chosen
+
+    def _merge(self) -> int:
+        view = self._view
+        return merge(view.table, self._inputs.table, self._row_words, self.words, self.others, view.now_ns, self._last_ns)
 
     def first_token(self, request: int) -> None:
         """The first token has come in."""

@@ -15,18 +15,17 @@ Look = Callable[[World, int, Frontend], None]
 
 
 class _Frontends:
-    """A ``Frontend`` for each; ``look`` shows it what this policy shows."""
+    """A ``Frontend`` for each; ``look`` shows it what this policy shows. Those on one host see each other's boards."""
 
-    def __init__(
-        self, setting: Setting, seed: str, chooser: str, look: Callable[[World, int, Frontend], None], board: bool
-    ) -> None:
+    def __init__(self, setting: Setting, seed: str, chooser: str, look: Look, boards: int) -> None:
         self._look = look
         self._frontends = [
             Frontend(setting.ranks, chooser, setting.rank.kv_pages, random.Random(f"{seed}/{i}")) for i in range(setting.frontends)
         ]
-        if board:
-            for one in self._frontends:
-                one.others = [other.words for other in self._frontends if other is not one]
+        for host in range(boards):
+            together = self._frontends[host::boards]
+            for one in together:
+                one.others = [other.words for other in together if other is not one]
 
     def choose(self, world: World, frontend: int, request: int) -> int:
         self._look(world, frontend, self._frontends[frontend])
@@ -107,6 +106,11 @@ def _mailbox(world: World, index: int, frontend: Frontend) -> None:
     frontend.see_mailboxes(world.mailbox())
 
 
+def _other_host(world: World, index: int, frontend: Frontend) -> None:
+    """The frontends of even number are on the ranks' host, the others are not."""
+    (_piggyback if index % 2 else _mailbox)(world, index, frontend)
+
+
 def _rare(world: World, index: int, frontend: Frontend) -> None:
     frontend.see_mailboxes(world.rare())
 
@@ -126,8 +130,9 @@ class Entry(NamedTuple):
     make: Callable[[Setting, str], Policy]
 
 
-def _with(chooser: str, look: Look, board: bool = False) -> Callable[[Setting, str], Policy]:
-    return lambda setting, seed: _Frontends(setting, seed, chooser, look, board)
+def _with(chooser: str, look: Look, boards: int = 0) -> Callable[[Setting, str], Policy]:
+    """``boards``: the number of hosts with boards; frontends are dealt out to them in turn."""
+    return lambda setting, seed: _Frontends(setting, seed, chooser, look, boards)
 
 
 DEFAULT, BASELINE = "board", "own"
@@ -135,6 +140,8 @@ DEFAULT, BASELINE = "board", "own"
 POLICIES = {
     "round-robin": Entry("round robin", _with("round-robin", _nothing)),
     "own": Entry("own in-flight", _with("own", _nothing)),
+    "blind": Entry("no report, cold-set", _with("cold-set", _nothing)),
+    "blind-board": Entry("no report, cold-set, board", _with("cold-set", _nothing, boards=1)),
     "coordinator": Entry("coordinator 100 ms, vLLM's client", lambda setting, seed: _VllmClients(setting)),
     "coordinator-vllm": Entry("coordinator 100 ms, vllm chooser", _with("vllm", _broadcast)),
     "rare": Entry("every 10 iterations, cold-set", _with("cold-set", _rare)),
@@ -144,6 +151,7 @@ POLICIES = {
     "vllm": Entry("mailbox, vllm", _with("vllm", _mailbox)),
     "smg": Entry("mailbox, smg", _with("smg", _mailbox)),
     "cold-set": Entry("mailbox, cold-set", _with("cold-set", _mailbox)),
-    "board": Entry("mailbox, cold-set, board (default)", _with("cold-set", _mailbox, board=True)),
+    "board": Entry("mailbox, cold-set, board (default)", _with("cold-set", _mailbox, boards=1)),
+    "two-hosts": Entry("half on another host, cold-set, boards", _with("cold-set", _other_host, boards=2)),
     "oracle": Entry("oracle: exact weighted JSQ", lambda setting, seed: _Oracle(setting, seed)),
 }

@@ -25,7 +25,7 @@ _EVENT = np.dtype([("at", "f8"), ("request", "i8"), ("kind", "i8")])
 
 class _Params(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double) for name in ("base_s", "prefill_s", "attention_s", "decode_s", "context_s")] + [
-        (name, ctypes.c_int64) for name in ("chunk_tokens", "max_running", "kv_pages", "page_tokens")
+        (name, ctypes.c_int64) for name in ("chunk_tokens", "max_running", "kv_pages", "page_tokens", "publish_early")
     ]
 
 

@@ -35,6 +35,8 @@ class RankParams:
     max_running: int = 256
     kv_tokens: int = 400_000
     page_tokens: int = 16
+    publish_early: bool = False
+    """Publish before the arrived requests are taken in, not after the next iteration is scheduled."""
 
     @property
     def kv_pages(self) -> int:
@@ -149,11 +151,13 @@ class PythonRanks:
         was_busy = rank.busy
         if was_busy:
             self._produce(index, rank, at)
+        early = self._load(rank, at)
         while rank.inbox and self._requests[rank.inbox[0]].reach <= at:
             rank.waiting.append(rank.inbox.popleft())
         taken = self._schedule(rank)
-        load = self._load(rank, at)
-        self._mailbox[index] = load
+        load = early if self._p.publish_early else self._load(rank, at)
+        if was_busy or not self._p.publish_early:
+            self._mailbox[index] = load
         rank.busy = taken > 0.0
         if rank.busy:
             rank.iterations += 1

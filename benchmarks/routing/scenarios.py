@@ -10,6 +10,7 @@ from typing import Any
 
 from policies import POLICIES
 from rank_core import library
+from rank_model import RankParams
 from simulation import Setting, simulate
 from workload import make_workload
 
@@ -37,10 +38,21 @@ class Plan:
 
     scenarios: tuple[Scenario, ...]
     policies: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: int | None
+    """None: ten with 8 ranks, and five with more."""
     arrivals: str = "overlaid"
     utilisation: float = 0.8
     dispatch_s: float = 1e-3
+    publish_early: bool = False
+
+    def seeds_of(self, scenario: Scenario) -> range:
+        """The seeds to run a scenario with."""
+        return range(1, 1 + (self.seeds or (10 if scenario.ranks <= 8 else 5)))
+
+    def setting(self, scenario: Scenario) -> Setting:
+        """What surrounds the policies in a scenario."""
+        rank = RankParams(publish_early=self.publish_early)
+        return Setting(scenario.ranks, scenario.frontends, rank, dispatch_s=self.dispatch_s)
 
 
 FRONTENDS = (1, 4, 16)
@@ -48,28 +60,29 @@ FRONTENDS = (1, 4, 16)
 REQUESTS = {
     ("chat", 8): 6000, ("chat", 64): 16000, ("code", 8): 10000, ("code", 64): 12000, ("mooncake", 8): 5000, ("mooncake", 64): 8000,
 }  # fmt: skip
-QUICK_POLICIES = ("round-robin", "own", "coordinator", "piggyback", "cold-set", "board", "oracle")
+FULL_POLICIES = tuple(name for name in POLICIES if name != "smg")
+QUICK_POLICIES = ("round-robin", "own", "blind", "coordinator", "piggyback", "cold-set", "board", "oracle")
 
 
 def full_plan(**changes: Any) -> Plan:
     """Everything: about twenty minutes on one core."""
     scenarios = tuple(Scenario(trace, ranks, f, count) for (trace, ranks), count in REQUESTS.items() for f in FRONTENDS)
-    return Plan(**{"scenarios": scenarios, "policies": tuple(POLICIES), "seeds": tuple(range(1, 7)), **changes})
+    return Plan(**{"scenarios": scenarios, "policies": FULL_POLICIES, "seeds": None, **changes})
 
 
 def quick_plan(**changes: Any) -> Plan:
     """Eight ranks, the main policies and shorter runs: under a minute. Its intervals are wide."""
     sizes = {"chat": 2000, "code": 2000, "mooncake": 1000}
     scenarios = tuple(Scenario(trace, 8, f, count) for trace, count in sizes.items() for f in FRONTENDS)
-    return Plan(**{"scenarios": scenarios, "policies": QUICK_POLICIES, "seeds": (1, 2, 3, 4), **changes})
+    return Plan(**{"scenarios": scenarios, "policies": QUICK_POLICIES, "seeds": 4, **changes})
 
 
 def run_scenario(plan: Plan, scenario: Scenario) -> dict[str, Any]:
     """All policies on all seeds; each seed's requests are the same for all policies."""
-    setting = Setting(scenario.ranks, scenario.frontends, dispatch_s=plan.dispatch_s)
+    setting = plan.setting(scenario)
     outcomes: dict[str, dict[str, list[float]]] = {name: {} for name in plan.policies}
     capacities = []
-    for seed in plan.seeds:
+    for seed in plan.seeds_of(scenario):
         workload = make_workload(
             scenario.trace,
             requests=scenario.requests,
@@ -85,7 +98,7 @@ def run_scenario(plan: Plan, scenario: Scenario) -> dict[str, Any]:
             outcome = simulate(setting, workload, POLICIES[name].make(setting, f"{scenario}/{seed}/{name}"))
             for key, value in asdict(outcome).items():
                 outcomes[name].setdefault(key, []).append(value)
-    return {**asdict(scenario), "seeds": list(plan.seeds), "rank_capacity": capacities, "policies": outcomes}
+    return {**asdict(scenario), "seeds": list(plan.seeds_of(scenario)), "rank_capacity": capacities, "policies": outcomes}
 
 
 def run(plan: Plan, done: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -104,7 +117,7 @@ def run(plan: Plan, done: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         "parameters": {
             "arrivals": plan.arrivals,
             "utilisation": plan.utilisation,
-            **{k: v for k, v in asdict(Setting(1, 1, dispatch_s=plan.dispatch_s)).items() if k not in ("ranks", "frontends")},
+            **{k: v for k, v in asdict(plan.setting(plan.scenarios[0])).items() if k not in ("ranks", "frontends")},
         },
         "scenarios": results,
     }

@@ -43,6 +43,7 @@ def _history(seed: int) -> tuple[dict[str, Any], list[tuple[float, int, int, int
         max_running=rng.choice([2, 5, 64]),
         kv_tokens=rng.choice([320, 1000, 5000]),
         page_tokens=rng.choice([1, 4, 16]),
+        publish_early=rng.random() < 0.3,
     )
     server = {"ranks": rng.randint(1, 4), "frontends": rng.randint(1, 3), "params": params}
     requests, at = [], 0.0
@@ -247,7 +248,7 @@ def test_intervals() -> None:
 
 
 def test_a_small_plan_is_reported() -> None:
-    plan = scenarios.Plan((scenarios.Scenario("code", 4, 2, 200),), ("own", "board", "oracle"), (1, 2, 3))
+    plan = scenarios.Plan((scenarios.Scenario("code", 4, 2, 200),), ("own", "board", "oracle"), 3)
     shown: list[dict[str, Any]] = []
     results = scenarios.run(plan, shown.append)
     assert results["scenarios"] == shown
