@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture gateway tokenspeed bench lint types clean
+.PHONY: help demo test test-twin test-slow torture gateway tokenspeed bench bench-routing bench-routing-full lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,14 @@ tokenspeed: $(VENV)/.installed ## the piggyback against the wire code of tokensp
 
 bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one run
 	@set -e; for script in benchmarks/bench_*.py; do $(PY) $$script; done
+	@$(PY) benchmarks/routing --quick
+
+bench-routing: $(VENV)/.installed ## ways of choosing a rank, by simulation: the quick variant, under a minute
+	@$(PY) benchmarks/routing --quick $(ARGS)
+
+bench-routing-full: $(VENV)/.installed ## all of it, about twenty minutes; writes benchmarks/results/routing.json and docs/img/routing.svg
+	$(PY) -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.7'
+	@$(PY) benchmarks/routing --publish $(ARGS)
 
 lint: $(VENV)/.installed ## ruff, and the house's own rules
 	$(VENV)/bin/ruff check .
