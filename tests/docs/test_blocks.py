@@ -1,6 +1,7 @@
 """Every Python block of the documents runs, in the order it stands in its page, in an interpreter of its own.
 
-A block headed ``python continue`` goes on where the one before it ended; one headed ``python norun`` shows a fragment and is compiled only.
+A block headed ``python continue`` goes on where the one before it ended; one headed ``python norun`` shows a fragment and is
+compiled only.
 """
 
 from __future__ import annotations
