@@ -32,15 +32,8 @@ _Count = Annotated[int, Meta(ge=0, le=INT64_MAX)]
 _Index = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 
 
-class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, tag=_TAG):
-    """What one scheduler iteration gives out: parallel columns, row i of each belonging to ``rids[i]``.
-
-    ``output_ids[i]`` are the new tokens, ``finished_reasons[i]`` is ``""``, ``"stop"``, ``"length"`` or ``"abort"``, the three
-    counts are tokens of the request so far, and the two logprob columns are ``[]`` for requests that did not ask.
-    ``engine_index`` names the rank (base index + dp rank).  The last four numbers are the load of that rank; with
-    ``kv_total_pages == 0`` they are *no snapshot*.  A batch with empty columns carries a load and nothing else.  Nothing is
-    checked when an instance is made; ``encode_batch`` and ``decode_batch`` check.
-    """
+class _Ten(msgspec.Struct, array_like=True, tag=_TAG):
+    """Elements 0 to 9: the form before the load tail, and the beginning of every later one."""
 
     rids: list[str]
     output_ids: list[list[int]]
@@ -51,6 +44,19 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, tag=_TAG):
     output_token_logprobs_val: list[list[float]]
     output_token_logprobs_idx: list[list[int]]
     engine_index: _Index = 0
+
+
+class BatchTokenIDOutSlim(_Ten, tag=_TAG):
+    """What one scheduler iteration gives out: parallel columns, row i of each belonging to ``rids[i]``.
+
+    By position: ``rids``, ``output_ids`` (the new tokens of each request), ``finished_reasons`` (``""``, ``"stop"``, ``"length"``
+    or ``"abort"``), ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens`` (of the request so far),
+    ``output_token_logprobs_val`` and ``output_token_logprobs_idx`` (``[]`` for requests that did not ask), ``engine_index`` (base
+    index + dp rank), and the rank's load: ``num_running``, ``num_waiting``, ``kv_active_pages``, ``kv_total_pages``, where a total
+    of 0 is *no snapshot*.  A batch with empty columns carries a load and nothing else.  Nothing is checked when an instance is
+    made; ``encode_batch`` and ``decode_batch`` check.  A plain mutable object: threads that share one must agree among themselves.
+    """
+
     num_running: _Count = 0
     num_waiting: _Count = 0
     kv_active_pages: _Count = 0
@@ -64,32 +70,9 @@ class BatchTokenIDOutSlim(msgspec.Struct, array_like=True, tag=_TAG):
         return LoadSnapshot(self.num_running, self.num_waiting, self.kv_active_pages, self.kv_total_pages)
 
 
-class _Ten(msgspec.Struct, array_like=True, tag=_TAG):
-    """The form before the load tail, for writing."""
+class _RawTail(_Ten, tag=_TAG):
+    """The same elements with a tail that may be anything, for reading a batch whose tail is bad."""
 
-    rids: list[str]
-    output_ids: list[list[int]]
-    finished_reasons: list[str]
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
-    cached_tokens: list[int]
-    output_token_logprobs_val: list[list[float]]
-    output_token_logprobs_idx: list[list[int]]
-    engine_index: int
-
-
-class _RawTail(msgspec.Struct, array_like=True, tag=_TAG):
-    """The same columns with a tail that may be anything, for reading a batch whose tail is bad."""
-
-    rids: list[str]
-    output_ids: list[list[int]]
-    finished_reasons: list[str]
-    prompt_tokens: list[int]
-    completion_tokens: list[int]
-    cached_tokens: list[int]
-    output_token_logprobs_val: list[list[float]]
-    output_token_logprobs_idx: list[list[int]]
-    engine_index: _Index = 0
     num_running: msgspec.Raw = msgspec.Raw()
     num_waiting: msgspec.Raw = msgspec.Raw()
     kv_active_pages: msgspec.Raw = msgspec.Raw()
@@ -137,22 +120,26 @@ def encode_whole(batch: BatchTokenIDOutSlim) -> bytes:
 def encode_ten(batch: BatchTokenIDOutSlim) -> bytes:
     """Encode the ten elements of the form before the load tail."""
     _check_columns(batch)
-    return _pack(
-        _Ten(
-            batch.rids,
-            batch.output_ids,
-            batch.finished_reasons,
-            batch.prompt_tokens,
-            batch.completion_tokens,
-            batch.cached_tokens,
-            batch.output_token_logprobs_val,
-            batch.output_token_logprobs_idx,
-            batch.engine_index,
-        )
+    return _pack(_Ten(*_first_ten(batch)))
+
+
+def _first_ten(
+    batch: _Ten,
+) -> tuple[list[str], list[list[int]], list[str], list[int], list[int], list[int], list[list[float]], list[list[int]], int]:
+    return (
+        batch.rids,
+        batch.output_ids,
+        batch.finished_reasons,
+        batch.prompt_tokens,
+        batch.completion_tokens,
+        batch.cached_tokens,
+        batch.output_token_logprobs_val,
+        batch.output_token_logprobs_idx,
+        batch.engine_index,
     )
 
 
-def _pack(wire: BatchTokenIDOutSlim | _Ten) -> bytes:
+def _pack(wire: _Ten) -> bytes:
     try:
         return _encode(wire)
     except _UNREADABLE as error:
@@ -189,17 +176,7 @@ def _decode_forgiving(payload: bytes | bytearray | memoryview, first: msgspec.Va
         raw = _decode_raw_tail(payload)
     except _UNREADABLE as error:
         raise _not_a_batch(payload, error) from None
-    batch = BatchTokenIDOutSlim(
-        raw.rids,
-        raw.output_ids,
-        raw.finished_reasons,
-        raw.prompt_tokens,
-        raw.completion_tokens,
-        raw.cached_tokens,
-        raw.output_token_logprobs_val,
-        raw.output_token_logprobs_idx,
-        raw.engine_index,
-    )
+    batch = BatchTokenIDOutSlim(*_first_ten(raw))
     _check_columns(batch)
     _drop_tail(batch, str(first))
     return batch

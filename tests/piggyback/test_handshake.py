@@ -291,6 +291,20 @@ def test_odd_handshake_messages_are_dropped_and_the_next_engine_is_served(contex
     front.wait_ready(20)
 
 
+def test_a_new_life_is_heard_while_the_old_ones_handshake_hangs(context, frontend, engine):
+    front = frontend()
+    stuck = context.socket(zmq.DEALER)
+    stuck.setsockopt(zmq.IDENTITY, b"\x00\x00")
+    stuck.linger = 0
+    stuck.connect(front.handshake_address)
+    stuck.send(HELLO)
+    assert stuck.poll(20_000)
+    engine(front.handshake_address)
+    front.wait_ready(20)
+    assert front.engines[0].lives == 2
+    stuck.close()
+
+
 @pytest.mark.parametrize("identity", [b"\x01\x00", b"\x00", b"\x00\x00\x00", b"\xff\xff", b"engine-0"])
 def test_a_stranger_gets_no_init(context, frontend, engine, identity):
     front = frontend()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
-from loadbox.piggyback import GenerateRequest, MsgpackFrontend, WireError, connect_msgpack_engine
+from loadbox.piggyback import BatchTokenIDOutSlim, GenerateRequest, MsgpackFrontend, WireError, connect_msgpack_engine
 
 PREPARE = """
     import os, sys, time
@@ -127,6 +129,59 @@ def test_an_engine_whose_frontend_is_gone_ends_with_its_queue_full(children, con
     front.close()
     out, err = child.communicate(input="go\n", timeout=90)
     assert (out, child.returncode) == ("full\nended\n", 0), err
+
+
+def ends(context: zmq.Context[Any]) -> bool:
+    """Whether the context's end comes, and not only when a peer reads at last."""
+    thread = threading.Thread(target=context.term, daemon=True)
+    thread.start()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+def test_a_frontend_with_unread_requests_ends(context):
+    own = zmq.Context()
+    front = MsgpackFrontend(own, "tcp://127.0.0.1:*", engines=1)
+    recv, send, _ = connect_msgpack_engine(context, front.handshake_address, engine_index=0, ready={}, timeout=20)
+
+    def flood() -> None:
+        for _ in range(5000):
+            front.add(0, GenerateRequest("unread", input_ids=[70_000] * 20_000))
+
+    with pytest.raises(WireError, match="queue is full"):
+        flood()
+    front.close()
+    assert ends(own)
+    recv.close()
+    send.close()
+
+
+def test_an_engine_whose_frontend_vanished_in_the_handshake_ends(context):
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    own = zmq.Context()
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            recv, send, _ = connect_msgpack_engine(own, f"tcp://127.0.0.1:{port}", engine_index=0, ready={}, timeout=20)
+        except Exception as error:
+            errors.append(error)
+            return
+        send.send_pyobj(BatchTokenIDOutSlim([], [], [], [], [], [], [], []))
+        recv.close()
+        send.close()
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    identity, _ = router.recv_multipart()
+    # Nobody will ever listen there, so the registration and the batch cannot leave.
+    nowhere = {"inputs": ["tcp://127.0.0.1:9"], "outputs": ["tcp://127.0.0.1:9"]}
+    router.send_multipart([identity, msgspec.msgpack.encode({"addresses": nowhere})])
+    thread.join(30)
+    assert not errors
+    router.close(linger=0)
+    assert ends(own)
 
 
 ENGINE = (

@@ -266,6 +266,18 @@ def test_who_gets_a_tail_and_who_a_load_only_batch(tail, load_only, advertised, 
     assert silent(pull)
 
 
+def test_a_frontend_that_takes_its_word_back_gets_no_load_only_batch(lane, batch):
+    send, pull = lane(tail="negotiated", load_only="always")
+    send.advertised(tail=True, load_only=True)
+    send.send_pyobj(batch(), load=BUSY)
+    send.advertised(tail=False, load_only=False)
+    send.after_advance(load=IDLE)
+    send.send_pyobj(batch(), load=BUSY)
+    assert [pull.recv()[0], pull.recv()[0]] == [0x9E, 0x9A]
+    send.after_advance(load=IDLE)
+    assert silent(pull)
+
+
 @pytest.mark.parametrize("wrong", [{"tail": "never"}, {"tail": None}, {"load_only": True}, {"load_only": "sometimes"}])
 def test_modes_that_there_are_not(wrong, lane):
     with pytest.raises(ValueError, match="it is"):
