@@ -49,6 +49,13 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 
 @app.command()
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="Rank processes.")
+@click.option("--frontends", type=click.IntRange(1, 16), default=4, show_default=True, help="Frontend processes.")
+@click.option(
+    "--remote",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="So many frontends behave as if on another host: no mailboxes, only what comes with the batches.  [default: half]",
+)
 @click.option(
     "--rate",
     type=_Number(0, 1000, min_open=True),
@@ -63,7 +70,7 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.option(
     "--speed-up",
     type=_Number(0, 1000, min_open=True),
-    default=10.0,
+    default=6.0,
     show_default=True,
     metavar="X",
     help="How many seconds of the trace's time pass in a second.",
@@ -71,17 +78,21 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.option(
     "--seconds",
     type=_Number(0, 86400, min_open=True),
-    default=8.0,
+    default=7.0,
     show_default=True,
     help="Real time for which requests arrive, in each of the two replays.",
 )
 @click.option("--requests", type=click.IntRange(min=1), help="At most so many requests in each replay.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides between equal loads.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of what is drawn: which frontend gets a request, which of equal ranks."
+)
 @click.option("--group", callback=_group, help="Name of the DP group.  [default: a new one]")
 @click.option("--plain", is_flag=True, help="Plain lines, as without a terminal.")
 @click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), hidden=True)
 def demo(
     ranks: int,
+    frontends: int,
+    remote: int | None,
     rate: float | None,
     trace: Path | None,
     speed_up: float,
@@ -98,18 +109,23 @@ def demo(
     preempts, and publishes its load after every iteration.  Only the accelerator is a model: an iteration sleeps for as long as
     its batch would take.
 
-    A frontend process replays the trace.  It reads all mailboxes for every request, sends the request to the least loaded rank, and
-    measures the time to first token.  Then it replays the same arrivals round robin, and the summary compares the two.
+    Frontend processes replay the trace; each request goes to one of them, drawn at random.  For every request a frontend looks at
+    its view of all ranks, chooses one, sends it there over ZMQ, and measures the time to first token.  Half of the frontends read
+    the ranks' mailboxes; the others behave as if they were on another host and know what comes with the output batches.  Then they
+    replay the same arrivals round robin, and the summary compares.
 
     \b
-    loadbox demo                        four ranks, about 20 seconds
+    loadbox demo                        four ranks, four frontends, about 25 seconds
     loadbox demo --rate 2.5             less load: the policies come closer
+    loadbox demo --remote 0             all frontends on the ranks' host
     loadbox demo --ranks 8 --seconds 5
     kill -9 PID                         meanwhile: a rank dies, the others serve on
     """
     from rich.console import Console
 
-    from loadbox.cli.demo import DemoError, Options, TraceError, read_trace, run, scale
+    from loadbox.cli.demo._options import ROUND_ROBIN, Options
+    from loadbox.cli.demo._run import DemoError, run
+    from loadbox.cli.demo._trace import TraceError, read_trace, scale
 
     if rate is None:
         rate = _RATE_A_RANK * ranks
@@ -117,9 +133,15 @@ def demo(
         arrivals = scale(read_trace(trace), rate=rate, seconds=seconds * speed_up, limit=requests)
     except TraceError as error:
         raise click.BadParameter(str(error), param_hint="'--trace'") from None
+    if remote is not None and remote > frontends:
+        raise click.BadParameter(f"{remote} of {frontends} frontends cannot be remote.", param_hint="'--remote'")
     options = Options(
         group=group or f"demo-{os.getpid()}-{secrets.token_hex(3)}",
         ranks=ranks,
+        frontends=frontends,
+        remote=frontends // 2 if remote is None else remote,
+        choosers=("cold-set", ROUND_ROBIN),
+        board=True,
         speed_up=speed_up,
         seed=seed,
         trace=trace.name if trace else "Azure 2023 chat",

@@ -23,8 +23,8 @@ _INTERVAL = 0.2
 class Lifeline:
     """Stop this process's main thread, by SystemExit, on SIGTERM or when standard input ends.
 
-    Made in the main thread.  ``report`` gives a line to be written every 0.2 s, and is called in the watching thread; ``order``
-    gets each line of standard input, there too.
+    Made in the main thread.  ``report`` gives a line to be written every 0.2 s, and is called in the watching thread, never while
+    another line is being made: a report may be of what is new.  ``order`` gets each line of standard input, there too.
     """
 
     def __init__(self, report: Callable[[], bytes], order: Callable[[str], object] = lambda _: None) -> None:
@@ -36,18 +36,21 @@ class Lifeline:
         signal.signal(signal.SIGTERM, self._raise)
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
-    def last_words(self, line: bytes) -> None:
+    def last_words(self, report: Callable[[], bytes]) -> None:
         """Write a last line; no report follows it."""
-        self._write(line, last=True)
+        self._write(report, last=True)
 
-    def _write(self, line: bytes, *, last: bool = False) -> None:
+    def _write(self, report: Callable[[], bytes], *, last: bool = False) -> None:
         with self._writing:
+            if self._said_all:
+                return
+            line = report()
             try:
-                while line and not self._said_all:
+                while line:
                     line = line[os.write(1, line) :]
             except OSError:
                 pass  # the supervisor is gone, and so shall we be
-            self._said_all = self._said_all or last
+            self._said_all = last
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the clean-up is not to be interrupted
@@ -57,7 +60,7 @@ class Lifeline:
         pending = b""
         while True:
             if not select.select([0], [], [], _INTERVAL)[0]:
-                self._write(self._report())
+                self._write(self._report)
                 continue
             data = os.read(0, 65536)
             if not data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,12 @@ import msgspec
 
 from loadbox.cli.demo import _reports
 from loadbox.cli.demo._children import Child, Line
+from loadbox.cli.demo._figures import Figures
 from loadbox.cli.demo._options import Options
-from loadbox.cli.demo._reports import EngineReport, FrontendReport, PhaseReport
+from loadbox.cli.demo._reports import EngineReport, FrontendReport
 from loadbox.mailbox import GroupReader, RankState
 
-__all__ = ["Observer", "Picture", "RankRow"]
+__all__ = ["Observer", "Picture", "RankRow", "Replay"]
 
 _RATE_WINDOW_S = 0.8
 
@@ -32,13 +34,28 @@ class RankRow:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """One replay of the arrivals: the figures of all frontends, and of each kind of frontend if there are two."""
+
+    title: str
+    all: Figures
+    kinds: list[tuple[str, Figures]]
+
+    def rows(self) -> Iterator[tuple[str, Figures, bool]]:
+        """The rows of a table: a name, figures, and whether their ages are of one source."""
+        yield self.title, self.all, not self.kinds
+        for name, figures in self.kinds:
+            yield f"  {name}", figures, True
+
+
+@dataclass(frozen=True)
 class Picture:
     """One moment of the run."""
 
     options: Options
     elapsed_s: float
     rows: list[RankRow]
-    phases: list[PhaseReport]
+    replays: list[Replay]
 
 
 class Observer:
@@ -46,8 +63,10 @@ class Observer:
 
     def __init__(self, options: Options, ranks: list[Child]) -> None:
         self.engines: dict[int, EngineReport] = {}
-        self.frontend: FrontendReport | None = None
+        self.frontends: dict[int, FrontendReport] = {}
+        """The last report of each."""
         self._options = options
+        self._figures = [[Figures() for _ in range(options.frontends)] for _ in options.choosers]
         self._ranks = ranks
         self._start = time.monotonic()
         self._reader = GroupReader(options.group, options.ranks)
@@ -59,22 +78,52 @@ class Observer:
         """Take in a child's line; words for people come back."""
         if not line.error:
             try:
-                self._take_report(_reports.decode(line.data))
-                return None
+                report = _reports.decode(line.data)
             except msgspec.DecodeError:
                 pass
+            else:
+                if isinstance(report, FrontendReport):
+                    self._take_frontend(report)
+                else:
+                    self._take_engine(report)
+                return None
         return f"{line.child.name}: {line.data.decode(errors='replace')}"
 
-    def _take_report(self, report: _reports.Report) -> None:
-        if isinstance(report, FrontendReport):
-            self.frontend = report
-            return
+    def _take_frontend(self, report: FrontendReport) -> None:
+        self.frontends[report.frontend] = report
+        for parts, phase in zip(self._figures, report.phases, strict=True):
+            figures = parts[report.frontend]
+            figures.total, figures.sent, figures.served = phase.total, phase.sent, phase.served
+            figures.lost, figures.refused, figures.unanswered = phase.lost, phase.refused, phase.unanswered
+            figures.add_times(phase.ttft, phase.ages)
+
+    def _take_engine(self, report: EngineReport) -> None:
         self.engines[report.rank] = report
         now = time.monotonic()
         then, iterations = self._marks.setdefault(report.rank, (now, report.iterations))
         if now - then >= _RATE_WINDOW_S:
             self._rates[report.rank] = (report.iterations - iterations) / (now - then)
             self._marks[report.rank] = (now, report.iterations)
+
+    def frontend_gone(self, frontend: int) -> None:
+        """A frontend has died: all that it had, and all that it was still to get, is lost."""
+        for parts in self._figures:
+            parts[frontend].lost += parts[frontend].total - parts[frontend].ended
+
+    def replays(self) -> list[Replay]:
+        """The figures of every replay, as reported so far."""
+        numbers = range(self._options.frontends)
+        there = [number for number in numbers if self._options.is_remote(number)]
+        here = [number for number in numbers if number not in there]
+        kinds = [("same host, mailbox", here), ("remote, piggyback", there)] if here and there else []
+        return [
+            Replay(
+                self._options.title(replay),
+                Figures.sum_of(parts),
+                [(name, Figures.sum_of(parts[number] for number in kind)) for name, kind in kinds],
+            )
+            for replay, parts in enumerate(self._figures)
+        ]
 
     def picture(self) -> Picture:
         """How things are now."""
@@ -84,7 +133,7 @@ class Observer:
             options=self._options,
             elapsed_s=time.monotonic() - self._start,
             rows=[self._row(rank, rows[rank], now) for rank in range(self._options.ranks)],
-            phases=self.frontend.phases if self.frontend else [],
+            replays=self.replays(),
         )
 
     def _row(self, rank: int, row: Any, now: int) -> RankRow:

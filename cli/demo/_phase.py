@@ -1,23 +1,14 @@
-"""One replay's books: which request is where, and when its first token came.  No clock and no socket inside."""
+"""One replay's books in one frontend: which request is where, and when its first token came.  No clock and no socket inside."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections import deque
 
-from loadbox.cli.demo._policy import Policy
+from loadbox.cli.demo._links import REFUSED
 from loadbox.cli.demo._reports import PhaseReport
-from loadbox.cli.demo._wire import REFUSED, Outputs
+from loadbox.piggyback import BatchTokenIDOutSlim
 
-__all__ = ["Phase", "percentile"]
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least ``share`` of the values do not exceed (nearest rank); None if there are none."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+__all__ = ["Phase"]
 
 
 class _Open:
@@ -30,33 +21,32 @@ class _Open:
 
 
 class Phase:
-    """The requests of one replay under one policy.
+    """The requests of one replay.
 
     A request's time to first token counts from when it was due, not from when it was sent: what waits in the frontend waits, too.
     """
 
-    def __init__(self, policy: Policy, first_rid: int, total: int, speed_up: float) -> None:
-        self.policy = policy
+    def __init__(self, total: int, speed_up: float) -> None:
         self.total = total
         self.sent = self.served = self.lost = self.refused = self.unanswered = 0
-        self.done = False
-        self.ttft: list[float] = []
-        self._first_rid = first_rid
         self._speed_up = speed_up
-        self._open: dict[int, _Open] = {}
+        self._open: dict[str, _Open] = {}
+        # Filled in one thread and emptied in another.
+        self._ttft: deque[float] = deque()
+        self._ages: deque[float] = deque()
 
     @property
     def in_flight(self) -> int:
         """Requests sent and not ended."""
         return len(self._open)
 
-    def next_rid(self) -> int:
-        """The id of the request to be sent next; no other phase uses it."""
-        return self._first_rid + self.sent
+    def decided(self, age: float) -> None:
+        """A rank was chosen by loads of this age (seconds of real time)."""
+        self._ages.append(age * self._speed_up)
 
-    def dispatched(self, rank: int, due: float) -> None:
+    def dispatched(self, rid: str, rank: int, due: float) -> None:
         """The next request, due at ``due`` (seconds of real time), went to a rank."""
-        self._open[self.next_rid()] = _Open(rank, due)
+        self._open[rid] = _Open(rank, due)
         self.sent += 1
 
     def undeliverable(self) -> None:
@@ -64,17 +54,17 @@ class Phase:
         self.sent += 1
         self.lost += 1
 
-    def outputs(self, outputs: Outputs, now: float) -> None:
+    def outputs(self, batch: BatchTokenIDOutSlim, now: float) -> None:
         """Take in what a rank gave; what belongs to no request of this phase is ignored."""
-        for rid, reason in zip(outputs.rids, outputs.finished_reasons, strict=True):
+        for rid, ids, reason in zip(batch.rids, batch.output_ids, batch.finished_reasons, strict=True):
             request = self._open.get(rid)
             if request is None:
                 continue
-            if request.first and reason != REFUSED:
+            if request.first and ids:
                 request.first = False
-                self.ttft.append((now - request.due) * self._speed_up)
-            if reason is not None:
-                self._end(rid, request)
+                self._ttft.append((now - request.due) * self._speed_up)
+            if reason:
+                del self._open[rid]
                 if reason == REFUSED:
                     self.refused += 1
                 else:
@@ -82,32 +72,28 @@ class Phase:
 
     def rank_gone(self, rank: int) -> None:
         """A rank has died: its requests are lost."""
-        for rid, request in [item for item in self._open.items() if item[1].rank == rank]:
-            self._end(rid, request)
+        for rid in [rid for rid, request in self._open.items() if request.rank == rank]:
+            del self._open[rid]
             self.lost += 1
 
     def close(self) -> None:
         """End the phase; what is still in flight stays unanswered."""
         self.unanswered += len(self._open)
         self._open.clear()
-        self.done = True
 
     def report(self) -> PhaseReport:
-        """The counters so far.  Any thread may call it."""
-        ttft = self.ttft[:]
+        """The counters so far, and the times since the last report.  Any thread may call it, one at a time."""
         return PhaseReport(
-            policy=self.policy.name,
             total=self.total,
             sent=self.sent,
             served=self.served,
             lost=self.lost,
             refused=self.refused,
             unanswered=self.unanswered,
-            ttft_p50=percentile(ttft, 0.5),
-            ttft_p99=percentile(ttft, 0.99),
-            done=self.done,
+            ttft=_drain(self._ttft),
+            ages=_drain(self._ages),
         )
 
-    def _end(self, rid: int, request: _Open) -> None:
-        del self._open[rid]
-        self.policy.finished(request.rank)
+
+def _drain(times: deque[float]) -> list[float]:
+    return [times.popleft() for _ in range(len(times))]

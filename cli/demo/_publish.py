@@ -20,19 +20,20 @@ class LoadPublisher:
         self.publishes = 0
         self.errors = 0
         self.cost = Cost()
-        self._writer: MailboxWriter | None = None
+        self.writer: MailboxWriter | None = None
+        """The mailbox, to be announced to frontends."""
         try:
-            self._writer = MailboxWriter(group, rank, dp_size)
+            self.writer = MailboxWriter(group, rank, dp_size)
         except Exception as error:
             self._failed("serving without a mailbox", error)
 
     def publish(self, num_running: int, num_waiting: int, kv_active_pages: int, kv_total_pages: int) -> None:
         """Publish; never raises."""
-        if self._writer is None:
+        if self.writer is None:
             return
         before = perf_counter_ns()
         try:
-            self._writer.publish(num_running, num_waiting, kv_active_pages, kv_total_pages)
+            self.writer.publish(num_running, num_waiting, kv_active_pages, kv_total_pages)
         except Exception as error:
             self._failed("a publish failed, serving on", error)
             return
@@ -41,8 +42,8 @@ class LoadPublisher:
 
     def close(self) -> None:
         """Say CLOSED; idempotent."""
-        if self._writer is not None:
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _failed(self, what: str, error: Exception) -> None:
         self.errors += 1

@@ -1,4 +1,4 @@
-"""What ranks and frontend tell the supervisor: one JSON line each, a few times a second and at their end."""
+"""What ranks and frontends tell the supervisor: one JSON line each, a few times a second and at their end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 __all__ = ["ARRIVALS", "EngineReport", "FrontendReport", "PhaseReport", "Report", "decode", "encode"]
 
 ARRIVALS = "arrivals.json"
-"""The file, in the run's directory, that holds the requests to replay."""
+"""The file, in the run's directory, that holds the requests to replay: a list for each frontend."""
 
 
 class EngineReport(msgspec.Struct, tag="engine"):
@@ -26,33 +26,35 @@ class EngineReport(msgspec.Struct, tag="engine"):
 
 
 class PhaseReport(msgspec.Struct):
-    """One replay of the arrivals under one policy; times to first token in seconds of trace time."""
+    """One frontend's part of one replay: its counters, and the times that are new since its last report."""
 
-    policy: str
     total: int
     sent: int = 0
     served: int = 0
     lost: int = 0
     refused: int = 0
     unanswered: int = 0
-    ttft_p50: float | None = None
-    ttft_p99: float | None = None
-    done: bool = False
-
-    @property
-    def ended(self) -> int:
-        """Requests that are over, well or not."""
-        return self.served + self.lost + self.refused + self.unanswered
+    ttft: list[float] = []
+    """Times to first token, in seconds of trace time."""
+    ages: list[float] = []
+    """How old the loads were at each decision, the mean over the ranks, in seconds of trace time."""
 
 
 class FrontendReport(msgspec.Struct, tag="frontend"):
-    """How far the frontend is."""
+    """How far one frontend is."""
 
+    frontend: int
+    waits_for: int | None
+    """The replay that it is ready to start."""
     phases: list[PhaseReport]
-    reads: int = 0
+    mailboxes: int = 0
+    """Ranks whose announced mailbox it has found, by name and epoch."""
+    batches: int = 0
+    load_only: int = 0
+    choices: int = 0
     late_p99_s: float | None = None
-    """How late requests were dispatched, in seconds of real time, and the median cost of a read: in the last report only."""
-    read_ns: float | None = None
+    """How late requests were dispatched, in seconds of real time, and the median cost of a choice: in the last report only."""
+    choose_ns: float | None = None
 
 
 Report = EngineReport | FrontendReport

@@ -1,4 +1,4 @@
-"""The supervisor of a run: starts the ranks and the frontend, watches and shows them, and leaves nothing behind."""
+"""The supervisor of a run: starts the ranks and the frontends, watches and shows them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,19 +16,19 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 
 from loadbox.cli.demo import _reports
-from loadbox.cli.demo._children import Child, Children, Line
-from loadbox.cli.demo._observe import Observer, Picture
+from loadbox.cli.demo._children import Children
+from loadbox.cli.demo._observe import Observer
 from loadbox.cli.demo._options import Options
 from loadbox.cli.demo._summary import print_summary, summary
-from loadbox.cli.demo._trace import Request
-from loadbox.cli.demo._view import LiveView, PlainView, View, draw
+from loadbox.cli.demo._trace import Request, split
+from loadbox.cli.demo._view import LiveView, PlainView, draw
+from loadbox.cli.demo._watch import Watch
 from loadbox.mailbox import _names, _segment
 
 __all__ = ["DemoError", "run"]
 
-_TICK_S = 0.05
-_SOCKET_PATH_LIMIT = 80
-_STILL_AT = 0.7
+_HERE = "loadbox.cli.demo"
+_SOCKET_PATH_LIMIT = 70
 _STILL_WIDTH = 90
 
 
@@ -67,49 +67,24 @@ def _private_directory() -> Iterator[str]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def _segments(options: Options) -> list[str]:
+    """What lies in shared memory under the names that the run is going to use."""
+    mine = [f"/loadbox.{group}." for group in (options.group, options.remote_group)]
+    return [name for name in _names.list_names() if name.startswith(tuple(mine))]
+
+
 def _check_group_is_free(options: Options) -> None:
-    for rank in _names.list_ranks(options.group):
-        kept = _segment.clean(_names.segment_name(options.group, rank), dry_run=True)
+    _names.check_group(options.remote_group)
+    for name in _segments(options):
+        kept = _segment.clean(name, dry_run=True)
         if kept is not None:
-            raise DemoError(f"group {options.group} is in use: rank {rank} has a mailbox, and {kept}; choose another --group")
+            raise DemoError(f"group {options.group} is in use: /dev/shm{name} is there, and {kept}; choose another --group")
 
 
 def _clean(options: Options) -> None:
-    """Remove what ranks that were killed left in shared memory."""
-    for rank in range(options.ranks):
-        _segment.clean(_names.segment_name(options.group, rank))
-
-
-def _watch(children: Children, ranks: list[Child], frontend: Child, observer: Observer, view: View, stop: _Stop) -> Picture:
-    """Follow the run until the frontend is done or a signal comes; a picture of its middle, or the last one."""
-    middle: Picture | None = None
-    while not stop.number and frontend.ended() is None:
-        _listen(children.lines(_TICK_S), observer, view)
-        for rank, child in enumerate(ranks):
-            how = child.ended()
-            if how and not child.noticed and not stop.number:
-                child.noticed = True
-                frontend.order(str(rank))
-                view.say(f"rank {rank} (pid {child.pid}) {how}: the requests that it had are lost")
-        if view.due():
-            picture = observer.picture()
-            view.show(picture)
-            if middle is None and picture.phases and picture.phases[0].sent >= _STILL_AT * picture.phases[0].total:
-                middle = picture
-    how = frontend.ended()
-    _listen(children.lines(_TICK_S), observer, view)
-    last = observer.picture()
-    view.show(last)
-    if how and frontend.process.returncode and not stop.number:
-        raise DemoError(f"the frontend {how}, so the demo cannot go on")
-    return middle or last
-
-
-def _listen(lines: Iterable[Line], observer: Observer, view: View) -> None:
-    for line in lines:
-        words = observer.take(line)
-        if words is not None:
-            view.say(words)
+    """Remove what processes that were killed left in shared memory."""
+    for name in _segments(options):
+        _segment.clean(name)
 
 
 def _save(path: Path, content: RenderableType) -> None:
@@ -134,17 +109,20 @@ def run(options: Options, arrivals: list[Request], console: Console, *, plain: b
     with _signals() as stop, ExitStack() as stack:
         directory = stack.enter_context(_private_directory())
         options = msgspec.structs.replace(options, directory=directory)
-        Path(directory, _reports.ARRIVALS).write_bytes(msgspec.json.encode(arrivals))
+        Path(directory, _reports.ARRIVALS).write_bytes(msgspec.json.encode(split(arrivals, options.frontends, options.seed)))
         stack.callback(_clean, options)
         children = stack.enter_context(Children())
         told = msgspec.json.encode(options).decode()
-        ranks = [children.start(f"rank {n}", "loadbox.cli.demo._engine", str(n), told) for n in range(options.ranks)]
-        frontend = children.start("frontend", "loadbox.cli.demo._frontend", told)
+        frontends = [children.start(f"frontend {n}", f"{_HERE}._frontend", str(n), told) for n in range(options.frontends)]
+        ranks = [children.start(f"rank {n}", f"{_HERE}._engine", str(n), told) for n in range(options.ranks)]
         observer = Observer(options, ranks)
         stack.callback(observer.close)
         with PlainView(console) if plain else LiveView(console) as view:
-            picture = _watch(children, ranks, frontend, observer, view, stop)
-            _listen(children.stop(), observer, view)
+            watch = Watch(children, ranks, frontends, observer, view)
+            picture = watch.follow(lambda: stop.number != 0)
+            if not stop.number and all(child.process.returncode for child in frontends):
+                raise DemoError("no frontend is left, so the demo cannot go on")
+            watch.listen(children.stop())
         print_summary(console, observer)
         if still is not None:
             _save(still, Group(draw(picture), "", summary(observer)))

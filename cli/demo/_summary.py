@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from loadbox.cli.demo._observe import Observer
-from loadbox.cli.demo._reports import PhaseReport
+from loadbox.cli.demo._figures import percentile
+from loadbox.cli.demo._observe import Observer, Replay
 from loadbox.cli.demo._view import seconds
 
 __all__ = ["print_summary", "summary"]
@@ -26,58 +26,70 @@ def print_summary(console: Console, observer: Observer) -> None:
 
 def summary(observer: Observer) -> RenderableType:
     """The replays side by side, then what the mailboxes cost."""
-    phases = observer.frontend.phases if observer.frontend else []
-    lines = [Text(line) for line in _lines(observer, phases)]
-    return Group(Text("The same arrivals under each policy:", "bold"), _table(phases), *lines)
+    replays = observer.replays()
+    lines = [Text(line) for line in _lines(observer, replays)]
+    return Group(Text("The same arrivals with each policy:", "bold"), _table(replays), *lines)
 
 
-def _table(phases: list[PhaseReport]) -> Table:
+def _table(replays: list[Replay]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for name in ("requests", "served", "lost", "TTFT p50", "TTFT p99"):
+    for name in ("requests", "served", "lost", "TTFT p50", "p99", "load age p50", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
-    for phase in phases:
-        table.add_row(
-            phase.policy,
-            str(phase.total),
-            str(phase.served),
-            str(phase.lost),
-            seconds(phase.ttft_p50),
-            seconds(phase.ttft_p99),
-        )
+    for replay in replays:
+        for name, figures, one_source in replay.rows():
+            ages = figures.ages if one_source else []
+            table.add_row(
+                name,
+                str(figures.total),
+                str(figures.served),
+                str(figures.lost),
+                seconds(percentile(figures.ttft, 0.5)),
+                seconds(percentile(figures.ttft, 0.99)),
+                seconds(percentile(ages, 0.5)) if ages else "",
+                seconds(percentile(ages, 0.99)) if ages else "",
+            )
     return table
 
 
-def _lines(observer: Observer, phases: list[PhaseReport]) -> Iterator[str]:
-    engines = list(observer.engines.values())
+def _lines(observer: Observer, replays: list[Replay]) -> Iterator[str]:
+    engines, frontends = list(observer.engines.values()), list(observer.frontends.values())
     publishes = sum(engine.publishes for engine in engines)
-    costs = [engine.publish_ns for engine in engines if engine.publish_ns is not None]
-    cost = f", {median(costs):,.0f} ns each" if costs else ""
-    yield f"Publishes: {publishes:,} in {sum(engine.iterations for engine in engines):,} iterations{cost}."
-    frontend = observer.frontend
-    if frontend and frontend.read_ns is not None:
-        yield f"Reads of all ranks: {frontend.reads:,}, {frontend.read_ns:,.0f} ns each."
-    yield "These costs are medians, measured in the ranks and the frontend as they wake up."
-    yield "Times to first token are in the trace's time and count from the arrival."
-    yield from _exceptions(observer, phases)
+    iterations = sum(engine.iterations for engine in engines)
+    yield f"Publishes: {publishes:,} in {iterations:,} iterations{_each(engine.publish_ns for engine in engines)}."
+    batches, load_only = sum(each.batches for each in frontends), sum(each.load_only for each in frontends)
+    yield f"Batches with a load: {batches:,}, {load_only:,} of them with nothing else, as a rank fell idle."
+    found = sum(1 for frontend in frontends if frontend.mailboxes)
+    yield f"Frontends that found the announced mailboxes, by name and epoch: {found} of {len(frontends)}; the others go by batches."
+    choices = sum(frontend.choices for frontend in frontends)
+    yield f"Choices: {choices:,}{_each(frontend.choose_ns for frontend in frontends)}, all ranks looked at."
+    yield "These costs are medians, measured in the ranks and the frontends as they wake up."
+    yield "TTFT and the loads' age are in the trace's time; TTFT counts from the arrival, the age is the ranks' mean at a decision."
+    yield from _exceptions(observer, replays)
 
 
-def _exceptions(observer: Observer, phases: list[PhaseReport]) -> Iterator[str]:
-    engines = list(observer.engines.values())
-    for phase in phases:
-        if not phase.done and phase.sent:
-            yield f"{phase.policy}: stopped after {phase.sent} of {phase.total} requests."
-        if phase.refused:
-            yield f"{phase.policy}: {phase.refused} requests were refused: they are larger than a rank's whole KV cache."
-        if phase.unanswered:
-            yield f"{phase.policy}: {phase.unanswered} requests were not answered."
+def _each(costs: Iterable[float | None]) -> str:
+    known = [cost for cost in costs if cost is not None]
+    return f", {median(known):,.0f} ns each" if known else ""
+
+
+def _exceptions(observer: Observer, replays: list[Replay]) -> Iterator[str]:
+    engines, frontends = list(observer.engines.values()), list(observer.frontends.values())
+    for replay in replays:
+        figures = replay.all
+        if figures.sent and not figures.done:
+            yield f"{replay.title}: stopped after {figures.sent} of {figures.total} requests."
+        if figures.refused:
+            yield f"{replay.title}: {figures.refused} requests were refused: they are larger than a rank's whole KV cache."
+        if figures.unanswered:
+            yield f"{replay.title}: {figures.unanswered} requests were not answered."
     errors = sum(engine.publish_errors for engine in engines)
     if errors:
         yield f"Publishing failed {errors} times; the ranks served on."
     modelled = sum(engine.modelled_s for engine in engines)
     slowness = sum(engine.spent_s for engine in engines) / modelled if modelled else 1.0
-    late = observer.frontend.late_p99_s if observer.frontend else None
-    if slowness > _SLOW or (late or 0.0) > _LATE_S:
+    late = max((frontend.late_p99_s or 0.0 for frontend in frontends), default=0.0)
+    if slowness > _SLOW or late > _LATE_S:
         yield (
             f"This machine was too busy for this speed-up: iterations took {slowness:.2f} times as long as modelled, and "
             f"dispatches were up to {seconds(late)} late (p99). The times above have that in them; a smaller --speed-up is truer."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
+import random
 from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["BUILT_IN", "Request", "TraceError", "read_trace", "scale"]
+__all__ = ["BUILT_IN", "Request", "TraceError", "read_trace", "scale", "split"]
 
 BUILT_IN = "azure2023_conv_excerpt.csv"
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
@@ -97,3 +98,12 @@ def scale(trace: list[Request], *, rate: float, seconds: float, limit: int | Non
     """The trace's requests with ``rate`` times as many a second, those that arrive in the first ``seconds``, at most ``limit``."""
     scaled = (row._replace(arrival_s=row.arrival_s / rate) for row in trace)
     return list(islice((row for row in scaled if row.arrival_s < seconds), limit))
+
+
+def split(requests: list[Request], frontends: int, seed: int) -> list[list[Request]]:
+    """Give each request to one of the frontends, drawn at random, as a load balancer before them does; each keeps its order."""
+    parts: list[list[Request]] = [[] for _ in range(frontends)]
+    draw = random.Random(seed)
+    for request in requests:
+        parts[draw.randrange(frontends)].append(request)
+    return parts

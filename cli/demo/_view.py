@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadbox.cli.demo._observe import Picture, RankRow
-from loadbox.cli.demo._reports import PhaseReport
+from loadbox.cli.demo._figures import percentile
+from loadbox.cli.demo._observe import Picture, RankRow, Replay
 from loadbox.mailbox import RankState
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def draw(picture: Picture) -> RenderableType:
     title = Text.assemble(("loadbox demo", "bold"), what)
     live = next((row for row in picture.rows if row.state is RankState.LIVE), None)
     hint = f"group {options.group}; Ctrl-C ends it" + (f"; kill -9 {live.pid} shows how a rank dies" if live else "")
-    return Group(title, _ranks(picture.rows), "", _phases(picture.phases), Text(hint, "dim"))
+    return Group(title, _ranks(picture.rows), "", _replays(picture.replays), Text(hint, "dim"))
 
 
 def _ranks(rows: list[RankRow]) -> Table:
@@ -84,22 +84,24 @@ def _kv(active: int, total: int) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (_BAR - full), "dim"), f" {share:4.0%} {active}/{total}")
 
 
-def _phases(phases: list[PhaseReport]) -> Table:
+def _replays(replays: list[Replay]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("policy", width=22, no_wrap=True)
-    table.add_column("replay", width=14)
-    for name, width in (("sent", 10), ("served", 6), ("lost", 5), ("TTFT p50", 8), ("p99", 8)):
+    table.add_column("policy", width=21, no_wrap=True)
+    table.add_column("replay", width=10)
+    for name, width in (("sent", 9), ("served", 6), ("lost", 4), ("TTFT p50", 8), ("p99", 7), ("load age", 8)):
         table.add_column(name, justify="right", width=width, no_wrap=True)
-    for phase in phases:
-        table.add_row(
-            Text(phase.policy, "" if phase.sent else "dim"),
-            ProgressBar(total=phase.total, completed=phase.ended, width=14),
-            f"{phase.sent}/{phase.total}",
-            str(phase.served),
-            Text(str(phase.lost), "bold red" if phase.lost else ""),
-            seconds(phase.ttft_p50),
-            seconds(phase.ttft_p99),
-        )
+    for replay in replays:
+        for name, figures, one_source in replay.rows():
+            table.add_row(
+                Text(name, "" if figures.sent else "dim"),
+                ProgressBar(total=figures.total or 1, completed=figures.ended, width=10),
+                f"{figures.sent}/{figures.total}",
+                str(figures.served),
+                Text(str(figures.lost), "bold red" if figures.lost else ""),
+                seconds(percentile(figures.ttft, 0.5)),
+                seconds(percentile(figures.ttft, 0.99)),
+                seconds(percentile(figures.ages, 0.5)) if one_source else "",
+            )
     return table
 
 
@@ -173,11 +175,11 @@ class PlainView(_Paced):
         pass
 
     def show(self, picture: Picture) -> None:
-        current = next((phase for phase in picture.phases if not phase.done), None)
+        current = next((replay for replay in picture.replays if not replay.all.done), None)
         if current is not None:
-            progress = f"{current.policy}: {current.sent}/{current.total} sent, {current.served} served"
+            progress = f"{current.title}: {current.all.sent}/{current.all.total} sent, {current.all.served} served"
         else:
-            progress = "done" if picture.phases else "starting"
+            progress = "done" if any(replay.all.total for replay in picture.replays) else "starting"
         ranks = "; ".join(_plain_rank(row) for row in picture.rows)
         self.say(f"{picture.elapsed_s:5.1f} s  {progress} | {ranks}")
         self._shown()

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+from loadbox.mailbox import GroupReader, MailboxReader, MailboxWriter, RankState
 
 LIMIT_S = 45.0  # a bound against hanging, no expectation
 
@@ -33,7 +33,8 @@ class Demo:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "loadbox.cli", "demo", "--group", self.group, "--ranks", "2", *args]
+        command = [sys.executable, "-m", "loadbox.cli", "demo", "--group", self.group]
+        command += ["--ranks", "2", "--frontends", "2", *args]
         env = {**os.environ, "TMPDIR": str(self.directory), "COLUMNS": "100", "TERM": "xterm-256color"}
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
@@ -57,7 +58,7 @@ class Demo:
         return found
 
     def segments(self) -> list[str]:
-        return [entry for entry in os.listdir("/dev/shm") if entry.startswith(f"loadbox.{self.group}.")]
+        return [entry for entry in os.listdir("/dev/shm") if entry.startswith(f"loadbox.{self.group}")]
 
     def assert_nothing_left(self) -> None:
         assert self.processes() == []
@@ -107,18 +108,32 @@ def live_ranks(group: str) -> list[RankState]:
     return states
 
 
+TIME = r"(?:[\d.]+ (?:µs|ms|s))"
+
+
 def test_a_run_to_its_end(demo: Demo) -> None:
     out, err = demo.finish(demo.start("--requests", "40", "--speed-up", "20", "--rate", "4"))
     assert err == ""
     assert demo.started[0].returncode == 0
-    assert re.search(r"least load, by mailbox +40 +40 +0 +[\d.]+ m?s +[\d.]+ m?s", out), out
-    assert re.search(r"round robin +40 +40 +0 +[\d.]+ m?s +[\d.]+ m?s", out), out
+    assert re.search(rf"cold-set +40 +40 +0 +{TIME} +{TIME} *\n", out), out
+    assert re.search(rf"round robin +40 +40 +0 +{TIME} +{TIME} *\n", out), out
+    kinds = re.findall(rf"(same host, mailbox|remote, piggyback) +(\d+) +(\d+) +0 +{TIME} +{TIME}((?: +{TIME}){{2}})? *\n", out)
+    assert [kind for kind, *_ in kinds] == ["same host, mailbox", "remote, piggyback"] * 2, out
+    assert [requests == served for _, requests, served, _ in kinds] == [True] * 4
+    assert [bool(ages) for *_, ages in kinds] == [True, True, False, False], "round robin goes by no load"
+    assert int(kinds[0][1]) + int(kinds[1][1]) == 40
     publishes = re.search(r"Publishes: ([\d,]+) in ([\d,]+) iterations, [\d,]+ ns each", out)
     assert publishes, out
     made, iterations = (int(number.replace(",", "")) for number in publishes.groups())
     assert made == iterations + 2, "one an iteration, and one at the start of each rank"
     assert iterations > 40
-    assert re.search(r"Reads of all ranks: 40, [\d,]+ ns each", out), "one for each request of the first replay"
+    assert re.search(r"Choices: 80, [\d,]+ ns each", out), "one for each request of both replays"
+    assert "Frontends that found the announced mailboxes, by name and epoch: 1 of 2;" in out, "the remote one did not look"
+    batches = re.search(r"Batches with a load: ([\d,]+), ([\d,]+) of them with nothing else", out)
+    assert batches, out
+    sent, load_only = (int(number.replace(",", "")) for number in batches.groups())
+    assert sent > iterations / 2
+    assert load_only > 0, "a rank that falls idle by one frontend's request tells the other"
     assert "\x1b" not in out
     demo.assert_nothing_left()
 
@@ -127,14 +142,14 @@ def test_a_run_to_its_end(demo: Demo) -> None:
 def test_a_signal_ends_it_cleanly(demo: Demo, number: signal.Signals) -> None:
     run = demo.start("--seconds", "60", start_new_session=True)
     wait_for(run.stdout, r"[1-9]\d*/\d+ sent")
-    assert len(demo.processes()) == 4
+    assert len(demo.processes()) == 5
     assert live_ranks(demo.group) == [RankState.LIVE] * 2
     os.killpg(run.pid, number)  # as a terminal does it: to all of them
     out, err = demo.finish(run)
     assert run.returncode == 128 + number
     assert err == ""
     assert f"Stopped by {number.name}." in out
-    assert "least load, by mailbox: stopped after" in out
+    assert "cold-set: stopped after" in out
     demo.assert_nothing_left()
 
 
@@ -154,23 +169,46 @@ def test_a_rank_that_is_killed_loses_its_requests_and_nothing_hangs(demo: Demo, 
     assert run.returncode == 0, err
     assert f"rank 1 (pid {victim}) ended by SIGKILL" in out
     assert "1 DEAD" in out
-    assert re.search(r"least load, by mailbox +4 +2 +2 ", out), out
+    assert re.search(r"cold-set +4 +2 +2 ", out), out
     assert re.search(r"round robin +4 +4 +0 ", out), "the other rank serves all of the second replay"
     assert "not answered" not in out
     demo.assert_nothing_left()
 
 
-def owner(group: str, rank: int) -> int:
-    """The pid of a rank's process, by what it was told."""
+def owner(group: str, number: int, what: str = "engine") -> int:
+    """The pid of a rank's or a frontend's process, by what it was told."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                command = (entry / "cmdline").read_bytes().split(b"\0")
+                command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if any(group.encode() in word for word in command) and command[-3:-2] == [b"%d" % rank]:
+            if group.encode() in command and f"_{what} import".encode() in command and b"\0%d\0{" % number in command:
                 return int(entry.name)
-    pytest.fail(f"no process of rank {rank}")
+    pytest.fail(f"no process of {what} {number}")
+
+
+def test_a_frontend_that_is_killed_loses_its_requests_and_the_others_go_on(demo: Demo, tmp_path: Path) -> None:
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n" + "0,10,300\n" * 12)
+    run = demo.start("--trace", str(trace), "--speed-up", "3")
+    deadline = time.monotonic() + LIMIT_S
+    with GroupReader(demo.group, 2) as reader:
+        while reader.read()["num_running"].sum() < 12 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    boards = [name for name in demo.segments() if ".f." in name]
+    assert len(boards) == 2
+    assert len([name for name in boards if name.startswith(f"loadbox.{demo.group}-remote.")]) == 1
+    os.kill(owner(demo.group, 1, "frontend"), signal.SIGKILL)
+    out, err = demo.finish(run)
+    assert run.returncode == 0, err
+    assert re.search(r"frontend 1 \(pid \d+\) ended by SIGKILL: its requests are lost", out), out
+    rows = re.findall(r"(mailbox|piggyback) +(\d+) +(\d+) +(\d+) ", out)
+    (_, here, served, lost), (_, there, *theirs) = rows[:2]
+    assert (served, lost) == (here, "0")
+    assert theirs == ["0", there], "three hundred tokens each take a while"
+    assert rows[2:] == [("mailbox", here, here, "0"), ("piggyback", there, "0", there)], "it gets none of the second replay"
+    demo.assert_nothing_left()
 
 
 def test_a_supervisor_that_is_killed_takes_its_processes_with_it(demo: Demo) -> None:
@@ -231,8 +269,8 @@ def test_a_group_in_use_is_left_alone(demo: Demo) -> None:
         assert demo.started[0].returncode == 1
         assert out == ""
         assert re.fullmatch(
-            rf"Error: group {demo.group} is in use: rank 1 has a mailbox, and its owner is alive \(pid {os.getpid()}\); "
-            r"choose another --group\n",
+            rf"Error: group {demo.group} is in use: /dev/shm/loadbox.{demo.group}.1 is there, and its owner is alive "
+            rf"\(pid {os.getpid()}\); choose another --group\n",
             err,
         )
         with MailboxReader(demo.group, 1) as reader:
@@ -244,6 +282,8 @@ def test_a_group_in_use_is_left_alone(demo: Demo) -> None:
     [
         (["--ranks", "0"], "0 is not in the range 1<=x<=64"),
         (["--ranks", "two"], "'two' is not a valid integer"),
+        (["--frontends", "17"], "17 is not in the range 1<=x<=16"),
+        (["--remote", "5"], "'--remote': 5 of 4 frontends cannot be remote"),
         (["--rate", "0"], "'--rate': 0.0 is not in the range"),
         (["--rate", "nan"], "'nan' is not a number"),
         (["--speed-up", "-1"], "'--speed-up': -1.0 is not in the range"),

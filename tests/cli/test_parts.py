@@ -1,124 +1,72 @@
-"""The demo's parts by themselves: policies, a replay's books, the engine's order of things, a mailbox that fails."""
+"""A rank's parts by themselves: the engine's order of things, its frontends, a mailbox that fails."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from functools import partial
 from typing import Any
 
-import numpy
 import pytest
 import zmq
 
 from loadbox.cli.demo import _publish
 from loadbox.cli.demo._cost import Cost
 from loadbox.cli.demo._engine import Engine
+from loadbox.cli.demo._links import REFUSED, Links
 from loadbox.cli.demo._model import ModelConfig, Scheduler
-from loadbox.cli.demo._phase import Phase, percentile
-from loadbox.cli.demo._policy import TRANSIT_NS, LeastLoad, RoundRobin
 from loadbox.cli.demo._publish import LoadPublisher
-from loadbox.cli.demo._wire import REFUSED, STOP, AddRequest, Outputs
 from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+from loadbox.piggyback import (
+    AbortRequest,
+    BatchTokenIDOutSlim,
+    GenerateRequest,
+    MsgpackFrontend,
+    NothingReceived,
+    connect_msgpack_engine,
+)
 
-S = 1_000_000_000
-
-
-def rows(*loads: tuple[int, int] | None, published_ns: int = 0) -> Any:
-    table = numpy.zeros(
-        len(loads), [("num_running", "i8"), ("num_waiting", "i8"), ("published_ns", "i8"), ("usable", "?")]
-    )  # fmt: skip
-    for rank, load in enumerate(loads):
-        if load is not None:
-            table[rank] = (*load, published_ns, True)
-    return table
+FINISHED = "length"
 
 
-def test_round_robin_takes_turns_among_those_that_are_left() -> None:
-    policy = RoundRobin()
-    assert [policy.pick([0, 1, 2], None, 0) for _ in range(4)] == [0, 1, 2, 0]
-    assert Counter(policy.pick([0, 2], None, 0) for _ in range(10)) == {0: 5, 2: 5}
+def add(rid: str, prompt_tokens: int, output_tokens: int) -> GenerateRequest:
+    return GenerateRequest(rid, input_ids=[0] * prompt_tokens, sampling_params=[output_tokens])
 
 
-def test_least_load_counts_those_who_wait_more_than_those_who_run() -> None:
-    assert LeastLoad(3, 0).pick([0, 1, 2], rows((9, 0), (5, 2), (6, 1)), 0) == 0
-    assert LeastLoad(3, 0).pick([1, 2], rows((9, 0), (5, 2), (6, 1)), 0) == 2
+class Recv:
+    """Scripted arrivals; None: nothing there this time."""
 
-
-def test_a_burst_between_two_publishes_is_spread_evenly() -> None:
-    policy = LeastLoad(4, 1)
-    frozen = rows((10, 0), (10, 0), (10, 0), (10, 0), published_ns=5 * S)
-    picks = Counter(policy.pick(range(4), frozen, 5 * S + n) for n in range(64))
-    assert set(picks.values()) == {16}
-
-
-def test_a_dispatch_is_forgotten_once_the_mailbox_must_have_seen_it() -> None:
-    policy = LeastLoad(2, 1)
-    assert policy.pick([0, 1], rows((0, 0), (1, 0)), S) == 0
-    assert policy.pick([0, 1], rows((0, 0), (1, 0), published_ns=S + TRANSIT_NS - 1), S + 1) == 1, "not seen yet"
-    policy = LeastLoad(2, 1)
-    assert policy.pick([0, 1], rows((0, 0), (1, 0)), S) == 0
-    assert policy.pick([0, 1], rows((0, 0), (1, 0), published_ns=S + TRANSIT_NS), S + 1) == 0
-
-
-def test_unknown_is_not_idle() -> None:
-    policy = LeastLoad(3, 1)
-    picks = Counter(policy.pick(range(3), rows((50, 9), None, (50, 9), published_ns=0), S) for _ in range(10))
-    assert picks[1] == 0
-    policy = LeastLoad(3, 1)
-    assert Counter(policy.pick(range(3), rows(None, None, None), S) for _ in range(9)) == {0: 3, 1: 3, 2: 3}
-
-
-def test_the_books_of_a_replay() -> None:
-    phase = Phase(RoundRobin(), first_rid=100, total=5, speed_up=10.0)
-    for rank in (0, 1, 1, 0):
-        phase.dispatched(rank, due=1.0)
-    phase.undeliverable()
-    phase.outputs(Outputs([100, 101, 7], [None, None, STOP]), now=1.5)
-    phase.outputs(Outputs([100, 103], [STOP, REFUSED]), now=2.0)
-    phase.rank_gone(1)
-    phase.rank_gone(1)
-    phase.outputs(Outputs([101, 102, 100], [STOP, STOP, STOP]), now=9.0)
-    assert phase.in_flight == 0
-    assert phase.ttft == [5.0, 5.0], "in the trace's time, from when it was due; the refused one has none"
-    report = phase.report()
-    assert (report.sent, report.served, report.lost, report.refused, report.ended) == (5, 1, 3, 1, 5)
-    assert (report.ttft_p50, report.done) == (5.0, False)
-
-
-def test_what_is_in_flight_at_the_end_stays_unanswered() -> None:
-    phase = Phase(RoundRobin(), first_rid=0, total=1, speed_up=1.0)
-    phase.dispatched(0, due=0.0)
-    phase.close()
-    assert (phase.report().unanswered, phase.report().done, phase.report().ttft_p99) == (1, True, None)
-
-
-def test_percentiles_are_nearest_ranks() -> None:
-    values = [float(n) for n in range(100, 0, -1)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([3.0], 0.99), percentile([], 0.5)) == (50, 99, 3, None)
-
-
-class Lanes:
-    """A recv with scripted arrivals (each a list of requests, or None: nothing there) and a send, which note what happens."""
-
-    def __init__(self, log: list[Any], arrivals: list[AddRequest | None]) -> None:
-        self.log = log
+    def __init__(self, arrivals: list[Any]) -> None:
         self.arrivals = deque(arrivals)
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
 
-    def recv_pyobj(self, flags: int = 0) -> AddRequest:
-        if not self.arrivals:
-            if flags & zmq.NOBLOCK:
-                raise zmq.Again
-            self.log.append("wait")
-            raise SystemExit
-        request = self.arrivals.popleft()
+    def recv_pyobj(self, flags: int) -> Any:
+        assert flags & zmq.NOBLOCK
+        request = self.arrivals.popleft() if self.arrivals else None
         if request is None:
-            assert flags & zmq.NOBLOCK, "the engine waited although it had work"
             raise zmq.Again
         return request
 
-    def send_pyobj(self, batch: Outputs) -> None:
-        self.log.append(("send", batch.rids, batch.finished_reasons))
+
+class Send:
+    """Notes what goes out, and with which load."""
+
+    def __init__(self, log: list[Any], name: str, full: bool = False) -> None:
+        self.log = log
+        self.name = name
+        self.full = full
+        self.socket = zmq.Context.instance().socket(zmq.PUSH)
+        self.load_fn: Any = None
+
+    def send_pyobj(self, batch: BatchTokenIDOutSlim) -> None:
+        if self.full:
+            raise zmq.Again
+        load = self.load_fn() if self.load_fn else None
+        self.log.append((self.name, batch.rids, [len(ids) for ids in batch.output_ids], batch.finished_reasons, load))
+        self.batch = batch
+
+    def after_advance(self) -> None:
+        self.log.append(f"{self.name}: after")
 
 
 class Publisher:
@@ -132,45 +80,151 @@ class Publisher:
         self.log.append(("publish", *load))
 
 
-def serve(*arrivals: AddRequest | None) -> list[Any]:
+class Served(Links):
+    """Links that end the run when the engine would wait and nothing is scripted any more."""
+
+    def __init__(self, log: list[Any], *frontends: list[Any]) -> None:
+        super().__init__()
+        self.log = log
+        self.recvs = [Recv(arrivals) for arrivals in frontends]
+        self.sends = [Send(log, "abc"[number]) for number in range(len(frontends))]
+        for number, (recv, send) in enumerate(zip(self.recvs, self.sends, strict=True)):
+            self.add(number, recv, send)  # type: ignore[arg-type]
+
+    def wait(self) -> None:
+        if not any(recv.arrivals for recv in self.recvs):
+            self.log.append("wait")
+            raise SystemExit
+
+    def close(self) -> None:
+        for each in (*self.recvs, *self.sends):
+            each.socket.close(linger=0)
+
+
+def serve(*frontends: list[Any]) -> list[Any]:
     log: list[Any] = []
-    lanes = Lanes(log, list(arrivals))
+    links = Served(log, *frontends)
     config = ModelConfig(token_budget=8, page_tokens=4, kv_pages=8)
-    engine = Engine(Scheduler(config), Publisher(log), lanes, lanes, speed_up=1000.0)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit):
-        engine.run()
+    engine = Engine(Scheduler(config), Publisher(log), links, speed_up=1000.0)  # type: ignore[arg-type]
+    for send in links.sends:
+        send.load_fn = engine.load
+    try:
+        with pytest.raises(SystemExit):
+            engine.run()
+    finally:
+        links.close()
     return log
 
 
 def test_the_engine_publishes_what_is_true_before_it_sends() -> None:
-    assert serve(AddRequest(1, 4, 2)) == [
+    assert serve([add("x", 4, 2)]) == [
         ("publish", 1, 0, 1, 8),
-        ("send", [1], [None]),
+        ("a", ["x"], [1], [""], (1, 0, 1, 8)),  # the batch carries what was published
+        "a: after",
         ("publish", 0, 0, 0, 8),  # the finished request is gone, its pages are free
-        ("send", [1], [STOP]),
+        ("a", ["x"], [1], [FINISHED], (0, 0, 0, 8)),
+        "a: after",
         "wait",  # idle: nothing is published
     ]
 
 
 def test_the_engine_counts_what_arrives_during_an_iteration() -> None:
-    assert serve(AddRequest(1, 24, 1), None, AddRequest(2, 1, 1)) == [
+    assert [each for each in serve([add("x", 24, 1), None, add("y", 1, 1)]) if each != "a: after"] == [
         ("publish", 1, 1, 2, 8),  # a chunk gives no token: nothing is sent
         ("publish", 1, 1, 4, 8),
         ("publish", 0, 1, 0, 8),
-        ("send", [1], [STOP]),
+        ("a", ["x"], [1], [FINISHED], (0, 1, 0, 8)),
         ("publish", 0, 0, 0, 8),
-        ("send", [2], [STOP]),
+        ("a", ["y"], [1], [FINISHED], (0, 0, 0, 8)),
         "wait",
     ]
 
 
 def test_the_engine_refuses_what_never_fits_and_goes_on_waiting() -> None:
-    assert serve(AddRequest(1, 400, 2), AddRequest(2, 1, 1)) == [
-        ("send", [1], [REFUSED]),
+    assert [each for each in serve([add("x", 400, 2), add("y", 1, 1)]) if each != "a: after"] == [
+        ("a", ["x"], [0], [REFUSED], (0, 0, 0, 8)),
         ("publish", 0, 0, 0, 8),
-        ("send", [2], [STOP]),
+        ("a", ["y"], [1], [FINISHED], (0, 0, 0, 8)),
         "wait",
     ]
+
+
+def test_each_frontend_gets_its_own_even_under_the_same_id() -> None:
+    log = serve([add("x", 2, 1)], [AbortRequest(["x"]), add("x", 3, 2)])
+    assert log == [
+        ("publish", 1, 0, 1, 8),
+        ("a", ["x"], [1], [FINISHED], (1, 0, 1, 8)),
+        ("b", ["x"], [1], [""], (1, 0, 1, 8)),
+        "a: after",
+        "b: after",
+        ("publish", 0, 0, 0, 8),
+        ("b", ["x"], [1], [FINISHED], (0, 0, 0, 8)),
+        "a: after",
+        "b: after",
+        "wait",
+    ]
+
+
+def test_the_columns_count_the_tokens_of_each_request() -> None:
+    log: list[Any] = []
+    links = Served(log, [add("x", 5, 3)])
+    scheduler = Scheduler(ModelConfig())
+    try:
+        for number, prompt_tokens, output_tokens in links.requests():
+            assert scheduler.add(number, prompt_tokens, output_tokens)
+        counts = []
+        while (iteration := scheduler.schedule()) is not None:
+            links.send(scheduler.apply(iteration))
+            batch = links.sends[0].batch
+            counts.append((batch.prompt_tokens, batch.completion_tokens, batch.cached_tokens))
+    finally:
+        links.close()
+    assert counts == [([5], [1], [0]), ([5], [2], [0]), ([5], [3], [0])]
+
+
+def test_a_frontend_that_does_not_read_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
+    log: list[Any] = []
+    links = Served(log, [add("x", 1, 3)], [add("y", 1, 3)])
+    links.sends[0].full = True
+    engine = Engine(Scheduler(ModelConfig()), Publisher(log), links, speed_up=1000.0)  # type: ignore[arg-type]
+    with caplog.at_level(logging.WARNING, "loadbox"), pytest.raises(SystemExit):
+        engine.run()
+    links.close()
+    assert [each[3] for each in log if isinstance(each, tuple) and each[0] == "b"] == [[""], [""], [FINISHED]]
+    assert [record.getMessage() for record in caplog.records] == ["frontend 0 does not read its batches, which are dropped"]
+
+
+def test_links_over_real_sockets_never_wait_for_a_frontend(tmp_path: Any) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    address = f"ipc://{tmp_path}/f"
+    links = Links()
+    scheduler = Scheduler(ModelConfig())
+    try:
+        with MsgpackFrontend(context, address, 1) as frontend:
+            recv, send, _ = connect_msgpack_engine(context, address, engine_index=0, ready={}, timeout=30)
+            send.load_fn = scheduler.load
+            links.add(0, recv, send)
+            frontend.wait_ready(30)
+            frontend.add(0, add("x", 3, 2))
+            links.wait()
+            for number, prompt_tokens, output_tokens in links.requests():
+                assert scheduler.add(number, prompt_tokens, output_tokens)
+            while (iteration := scheduler.schedule()) is not None:
+                links.send(scheduler.apply(iteration))
+                links.after_advance()
+            batches = [frontend.recv(30)[1] for _ in range(2)]
+            assert [batch.finished_reasons for batch in batches] == [
+                [
+                    "",
+                ],
+                [FINISHED],
+            ]
+            assert [batch.load for batch in batches] == [(1, 0, 1, 6144), (0, 0, 0, 6144)]
+            with pytest.raises(NothingReceived):
+                frontend.recv(0.05)  # the last batch has said that the rank is idle
+        assert send.socket.getsockopt(zmq.SNDTIMEO) == 0
+    finally:
+        context.destroy(linger=0)
 
 
 def test_a_mailbox_that_cannot_be_had_is_logged_once_and_counted(
