@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture gateway tokenspeed bench bench-routing bench-routing-full lint types clean
+.PHONY: help demo test test-twin test-slow torture model sanitize gateway tokenspeed bench bench-routing bench-routing-full lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,12 @@ test-slow: $(VENV)/.installed ## the slow tests, with bounded time
 
 torture: $(VENV)/.installed ## the mailbox at length: ten million reads each way, ten million publishes, a kill at every line; minutes
 	timeout 900 $(VENV)/bin/pytest -m slow tests/mailbox/test_torture.py tests/mailbox/test_growth.py tests/mailbox/test_kill_walk.py $(ARGS)
+
+model: ## Spin on the models, litmus files on the C11 rules, each also weakened; needs spin and a C compiler
+	@$(PYTHON) proof/run $(ARGS)
+
+sanitize: $(VENV)/.installed ## the header and the C core under Address-, UB- and ThreadSanitizer, under three minutes; needs gcc
+	@$(PY) proof/sanitize/run $(ARGS)
 
 gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine processes of this package, about half a minute
 	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'
