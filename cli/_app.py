@@ -57,6 +57,18 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     help="So many frontends behave as if on another host: no mailboxes, only what comes with the batches.  [default: half]",
 )
 @click.option(
+    "--chooser",
+    "choosers",
+    multiple=True,
+    default=["cold-set"],
+    show_default=True,
+    metavar="NAME",
+    help="How frontends choose: cold-set, least, own, p2c, smg or vllm.  May be repeated: a replay for each.",
+)
+@click.option(
+    "--board/--no-board", default=True, help="Whether frontends tell those on their host what they dispatch.  [default: yes]"
+)
+@click.option(
     "--rate",
     type=_Number(0, 1000, min_open=True),
     metavar="X",
@@ -80,7 +92,7 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
     type=_Number(0, 86400, min_open=True),
     default=7.0,
     show_default=True,
-    help="Real time for which requests arrive, in each of the two replays.",
+    help="Real time for which requests arrive, in each replay.",
 )
 @click.option("--requests", type=click.IntRange(min=1), help="At most so many requests in each replay.")
 @click.option(
@@ -93,6 +105,8 @@ def demo(
     ranks: int,
     frontends: int,
     remote: int | None,
+    choosers: tuple[str, ...],
+    board: bool,
     rate: float | None,
     trace: Path | None,
     speed_up: float,
@@ -111,13 +125,16 @@ def demo(
 
     Frontend processes replay the trace; each request goes to one of them, drawn at random.  For every request a frontend looks at
     its view of all ranks, chooses one, sends it there over ZMQ, and measures the time to first token.  Half of the frontends read
-    the ranks' mailboxes; the others behave as if they were on another host and know what comes with the output batches.  Then they
-    replay the same arrivals round robin, and the summary compares.
+    the ranks' mailboxes; the others behave as if they were on another host and know what comes with the output batches.  Frontends
+    on one host tell each other by a board what they have sent.  Then they replay the same arrivals round robin, and the summary
+    compares.
 
     \b
     loadbox demo                        four ranks, four frontends, about 25 seconds
     loadbox demo --rate 2.5             less load: the policies come closer
     loadbox demo --remote 0             all frontends on the ranks' host
+    loadbox demo --no-board             frontends that do not know of each other
+    loadbox demo --chooser least --chooser own
     loadbox demo --ranks 8 --seconds 5
     kill -9 PID                         meanwhile: a rank dies, the others serve on
     """
@@ -126,6 +143,7 @@ def demo(
     from loadbox.cli.demo._options import ROUND_ROBIN, Options
     from loadbox.cli.demo._run import DemoError, run
     from loadbox.cli.demo._trace import TraceError, read_trace, scale
+    from loadbox.reader._chooser import make_chooser
 
     if rate is None:
         rate = _RATE_A_RANK * ranks
@@ -133,6 +151,11 @@ def demo(
         arrivals = scale(read_trace(trace), rate=rate, seconds=seconds * speed_up, limit=requests)
     except TraceError as error:
         raise click.BadParameter(str(error), param_hint="'--trace'") from None
+    for name in choosers:
+        try:
+            make_chooser(name)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}.", param_hint="'--chooser'") from None
     if remote is not None and remote > frontends:
         raise click.BadParameter(f"{remote} of {frontends} frontends cannot be remote.", param_hint="'--remote'")
     options = Options(
@@ -140,8 +163,8 @@ def demo(
         ranks=ranks,
         frontends=frontends,
         remote=frontends // 2 if remote is None else remote,
-        choosers=("cold-set", ROUND_ROBIN),
-        board=True,
+        choosers=tuple(dict.fromkeys((*choosers, ROUND_ROBIN))),
+        board=board,
         speed_up=speed_up,
         seed=seed,
         trace=trace.name if trace else "Azure 2023 chat",

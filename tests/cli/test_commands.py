@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from loadbox.cli._app import app
 from loadbox.mailbox import MailboxWriter
+from loadbox.reader._chooser import CHOOSERS
 
 HOLD = """
     import sys, time
@@ -49,7 +50,9 @@ def test_help_teaches() -> None:
     assert "loadbox demo" in text
     assert "loadbox clean" in text
     demo = invoke("demo", "--help")
-    for word in ("--ranks", "--rate", "--trace", "--speed-up", "--requests", "--seconds", "--seed", "--group", "kill -9 PID"):
+    for word in ("--ranks", "--frontends", "--remote", "--chooser", "--no-board", "--rate", "--trace", "--speed-up", "--requests"):
+        assert word in demo
+    for word in ("--seconds", "--seed", "--group", "kill -9 PID", *CHOOSERS.keys() - {"round-robin"}):
         assert word in demo
     assert "--svg" not in demo
     assert "leftovers do no harm" in invoke("clean", "--help").lower()

@@ -138,6 +138,18 @@ def test_a_run_to_its_end(demo: Demo) -> None:
     demo.assert_nothing_left()
 
 
+def test_a_replay_for_each_chooser_without_boards(demo: Demo) -> None:
+    args = ["--chooser", "own", "--chooser", "p2c", "--no-board", "--remote", "0", "--requests", "20", "--speed-up", "40"]
+    run = demo.start(*args, "--rate", "4")
+    out, err = demo.finish(run)
+    assert run.returncode == 0, err
+    for title in ("own, no board", "p2c, no board"):
+        assert re.search(rf"^{title} +20 +20 +0 +{TIME} +{TIME} +{TIME} +{TIME} *$", out, re.MULTILINE), out
+    assert re.search(rf"^round robin +20 +20 +0 +{TIME} +{TIME} *$", out, re.MULTILINE), out
+    assert "remote" not in out, "one kind of frontend needs no rows"
+    demo.assert_nothing_left()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_it_cleanly(demo: Demo, number: signal.Signals) -> None:
     run = demo.start("--seconds", "60", start_new_session=True)
@@ -284,6 +296,7 @@ def test_a_group_in_use_is_left_alone(demo: Demo) -> None:
         (["--ranks", "two"], "'two' is not a valid integer"),
         (["--frontends", "17"], "17 is not in the range 1<=x<=16"),
         (["--remote", "5"], "'--remote': 5 of 4 frontends cannot be remote"),
+        (["--chooser", "best"], "'--chooser': there is no chooser 'best': use one of cold-set, "),
         (["--rate", "0"], "'--rate': 0.0 is not in the range"),
         (["--rate", "nan"], "'nan' is not a number"),
         (["--speed-up", "-1"], "'--speed-up': -1.0 is not in the range"),
