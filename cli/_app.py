@@ -16,7 +16,7 @@ from loadbox.mailbox import MailboxUnsupported, _names, _segment
 
 __all__ = ["app"]
 
-_RATE_A_RANK = 0.85
+_RATE_A_RANK = 0.95
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -82,7 +82,7 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.option(
     "--speed-up",
     type=_Number(0, 1000, min_open=True),
-    default=6.0,
+    default=5.0,
     show_default=True,
     metavar="X",
     help="How many seconds of the trace's time pass in a second.",
@@ -90,7 +90,7 @@ def _group(ctx: click.Context, param: click.Parameter, value: str | None) -> str
 @click.option(
     "--seconds",
     type=_Number(0, 86400, min_open=True),
-    default=7.0,
+    default=8.0,
     show_default=True,
     help="Real time for which requests arrive, in each replay.",
 )
@@ -170,6 +170,10 @@ def demo(
         trace=trace.name if trace else "Azure 2023 chat",
         rate=rate,
     )
+    try:
+        _names.check_group(options.remote_group)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--group'") from None
     console = Console()
     plain = plain or not console.is_terminal or console.is_dumb_terminal
     try:

@@ -67,6 +67,7 @@ class Observer:
         """The last report of each."""
         self._options = options
         self._figures = [[Figures() for _ in range(options.frontends)] for _ in options.choosers]
+        self._gone: set[int] = set()
         self._ranks = ranks
         self._start = time.monotonic()
         self._reader = GroupReader(options.group, options.ranks)
@@ -96,6 +97,8 @@ class Observer:
             figures.total, figures.sent, figures.served = phase.total, phase.sent, phase.served
             figures.lost, figures.refused, figures.unanswered = phase.lost, phase.refused, phase.unanswered
             figures.add_times(phase.ttft, phase.ages)
+        if report.frontend in self._gone:
+            self.frontend_gone(report.frontend)
 
     def _take_engine(self, report: EngineReport) -> None:
         self.engines[report.rank] = report
@@ -106,7 +109,8 @@ class Observer:
             self._marks[report.rank] = (now, report.iterations)
 
     def frontend_gone(self, frontend: int) -> None:
-        """A frontend has died: all that it had, and all that it was still to get, is lost."""
+        """A frontend has died: all that it had, and all that it was still to get, is lost.  Its last report may come later."""
+        self._gone.add(frontend)
         for parts in self._figures:
             parts[frontend].lost += parts[frontend].total - parts[frontend].ended
 

@@ -74,7 +74,6 @@ def _segments(options: Options) -> list[str]:
 
 
 def _check_group_is_free(options: Options) -> None:
-    _names.check_group(options.remote_group)
     for name in _segments(options):
         kept = _segment.clean(name, dry_run=True)
         if kept is not None:

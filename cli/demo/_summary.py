@@ -32,9 +32,9 @@ def summary(observer: Observer) -> RenderableType:
 
 
 def _table(replays: list[Replay]) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for name in ("requests", "served", "lost", "TTFT p50", "p99", "load age p50", "p99"):
+    for name in ("requests", "served", "lost", "TTFT p50", "p99", "age p50", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
     for replay in replays:
         for name, figures, one_source in replay.rows():
@@ -60,11 +60,11 @@ def _lines(observer: Observer, replays: list[Replay]) -> Iterator[str]:
     batches, load_only = sum(each.batches for each in frontends), sum(each.load_only for each in frontends)
     yield f"Batches with a load: {batches:,}, {load_only:,} of them with nothing else, as a rank fell idle."
     found = sum(1 for frontend in frontends if frontend.mailboxes)
-    yield f"Frontends that found the announced mailboxes, by name and epoch: {found} of {len(frontends)}; the others go by batches."
+    yield f"Mailboxes found as the ranks announced them, by name and epoch: by {found} of {len(frontends)} frontends."
     choices = sum(frontend.choices for frontend in frontends)
     yield f"Choices: {choices:,}{_each(frontend.choose_ns for frontend in frontends)}, all ranks looked at."
     yield "These costs are medians, measured in the ranks and the frontends as they wake up."
-    yield "TTFT and the loads' age are in the trace's time; TTFT counts from the arrival, the age is the ranks' mean at a decision."
+    yield "TTFT counts from the arrival, the age is that of the loads at a decision; both are in the trace's time."
     yield from _exceptions(observer, replays)
 
 

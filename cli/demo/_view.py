@@ -44,7 +44,7 @@ def seconds(value: float | None) -> str:
 def draw(picture: Picture) -> RenderableType:
     """The whole screen: what runs, the ranks, the replays."""
     options = picture.options
-    what = f"  {options.trace} at {options.rate:g} x its rate, time runs {options.speed_up:g} x"
+    what = f"  {options.trace} at {options.rate:g} x its rate, time runs {options.speed_up:g} x; {options.frontends} frontends"
     title = Text.assemble(("loadbox demo", "bold"), what)
     live = next((row for row in picture.rows if row.state is RankState.LIVE), None)
     hint = f"group {options.group}; Ctrl-C ends it" + (f"; kill -9 {live.pid} shows how a rank dies" if live else "")
@@ -88,7 +88,7 @@ def _replays(replays: list[Replay]) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("policy", width=21, no_wrap=True)
     table.add_column("replay", width=10)
-    for name, width in (("sent", 9), ("served", 6), ("lost", 4), ("TTFT p50", 8), ("p99", 7), ("load age", 8)):
+    for name, width in (("sent", 9), ("served", 6), ("lost", 4), ("TTFT p50", 8), ("p99", 7), ("age", 7)):
         table.add_column(name, justify="right", width=width, no_wrap=True)
     for replay in replays:
         for name, figures, one_source in replay.rows():
