@@ -93,6 +93,8 @@ static PyObject *reader_state(reader *self, PyObject *unused)
     Py_BEGIN_CRITICAL_SECTION(self);
     if (look(self, now) == 0)
         state = slot_state(&self->slot, now, self->interval_ns, self->stall_ns);
+    if (self->slot.unasked) /* REFUSED: nothing of it is handed out again */
+        Py_CLEAR(self->cached);
     Py_END_CRITICAL_SECTION();
     return state < 0 ? NULL : Py_NewRef(core.states[state]);
 }

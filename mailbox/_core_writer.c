@@ -7,7 +7,7 @@
 static const char *const why_not[] = {
     "it was never opened",
     "it is not open yet",
-    "",
+    "it is open already",
     "it is closed",
     "this process was forked from its owner, which alone may publish",
 };
@@ -115,24 +115,40 @@ static PyObject *publish(writer *self, PyObject *const *args, Py_ssize_t n)
 
 /* ---- life --------------------------------------------------------------------------------------------------------------- */
 
-PyDoc_STRVAR(attach_doc, "_attach($self, map_fd, lock_fd, /)\n--\n\nMap ``map_fd`` for writing and own ``lock_fd``.");
+PyDoc_STRVAR(hold_doc,
+"_hold($self, lock_fd, /)\n--\n\n"
+"Own the descriptor that is about to be locked: a forked child closes it; -1: own none any more.");
 
-static PyObject *attach(writer *self, PyObject *args)
+static PyObject *hold(writer *self, PyObject *arg)
 {
-    int map_fd, lock_fd;
+    int fd = (int)PyLong_AsLong(arg);
+
+    if (fd == -1 && PyErr_Occurred())
+        return NULL;
+    owner_delist(&self->owner);
+    if (fd >= 0) {
+        self->owner.lock_fd = fd;
+        owner_enlist(&self->owner);
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(attach_doc, "_attach($self, map_fd, /)\n--\n\nMap ``map_fd`` for writing.");
+
+static PyObject *attach(writer *self, PyObject *arg)
+{
+    int map_fd = (int)PyLong_AsLong(arg);
     void *memory;
 
-    if (!PyArg_ParseTuple(args, "ii", &map_fd, &lock_fd))
+    if (map_fd == -1 && PyErr_Occurred())
         return NULL;
-    if (self->owner.status != UNOPENED)
-        return PyErr_Format(core.mailbox_error, "this writer has been opened already");
+    if (self->owner.status != UNOPENED || self->owner.lock_fd < 0)
+        return PyErr_Format(core.mailbox_error, "this mailbox cannot be opened: %s", why_not[self->owner.status]);
     memory = mmap(NULL, LBX_SEGMENT_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, map_fd, 0);
     if (memory == MAP_FAILED)
         return PyErr_SetFromErrno(PyExc_OSError);
     self->seg = memory;
-    self->owner.lock_fd = lock_fd;
     self->owner.status = ATTACHED;
-    owner_enlist(&self->owner);
     Py_RETURN_NONE;
 }
 
@@ -287,7 +303,8 @@ static PyObject *init_subclass(PyTypeObject *type, PyObject *unused)
 static PyMethodDef methods[] = {
     {"__init_subclass__", (PyCFunction)init_subclass, METH_NOARGS | METH_CLASS, NULL},
     {"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, publish_doc},
-    {"_attach", (PyCFunction)attach, METH_VARARGS, attach_doc},
+    {"_hold", (PyCFunction)hold, METH_O, hold_doc},
+    {"_attach", (PyCFunction)attach, METH_O, attach_doc},
     {"_repair", (PyCFunction)repair, METH_NOARGS, repair_doc},
     {"_begin", (PyCFunction)begin, METH_VARARGS, begin_doc},
     {"_finish", (PyCFunction)finish, METH_NOARGS, finish_doc},

@@ -18,17 +18,24 @@ import errno
 import os
 import random
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from loadbox.mailbox import _files
 from loadbox.mailbox._errors import MailboxError, MailboxInUse, MailboxRefused
 from loadbox.mailbox._layout import ABI_MAJOR, EPOCH_LIMIT, HEADER, MAGIC, SEGMENT_SIZE, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Claim", "abandon", "claim", "clean", "explained", "lock_epoch", "unlink_own"]
 
 _RETRY_PAUSE = 0.005
 _EPOCH_TRIES = 8
 _entropy = random.SystemRandom()
+
+
+def _no_hold(fd: int) -> None:
+    pass
 
 
 class Claim(NamedTuple):
@@ -49,16 +56,21 @@ class _Removed(Exception):
     """What stood in the way is gone, by our own hand: try again at once."""
 
 
-def claim(name: str, kind: int, *, mode: int, start_wait: float, size: int = SEGMENT_SIZE) -> Claim:
+def claim(
+    name: str, kind: int, *, mode: int, start_wait: float, size: int = SEGMENT_SIZE, hold: Callable[[int], None] = _no_hold
+) -> Claim:
     """Own the segment called ``name``, made anew or adopted, its memory allocated and its mode set.
 
     Waits up to ``start_wait`` seconds for another owner to die or to close.  MailboxInUse if it does not; MailboxRefused if what
     is there must not be touched; MailboxError with errno for what the system refuses (ENOSPC: /dev/shm is full).
+
+    ``hold`` is given the descriptor before it is locked, and -1 when it is given up: so that a child which another thread forks
+    meanwhile closes it, and does not keep a dead owner's lock.
     """
     deadline = time.monotonic() + start_wait
     while True:
         try:
-            return _try_claim(name, kind, mode, size)
+            return _try_claim(name, kind, mode, size, hold)
         except _Taken as taken:
             if time.monotonic() >= deadline:
                 raise taken.final from None
@@ -69,12 +81,13 @@ def claim(name: str, kind: int, *, mode: int, start_wait: float, size: int = SEG
             raise explained(name, error) from error
 
 
-def _try_claim(name: str, kind: int, mode: int, size: int) -> Claim:
+def _try_claim(name: str, kind: int, mode: int, size: int, hold: Callable[[int], None]) -> Claim:
     lock_fd = _open_or_create(name)
     map_fd = -1
     locked = False
     try:
         found = _check_ours(name, lock_fd, size)
+        hold(lock_fd)
         _lock(name, lock_fd)
         locked = True
         try:
@@ -86,14 +99,15 @@ def _try_claim(name: str, kind: int, mode: int, size: int) -> Claim:
         # From here on the name is ours: whoever wants to unlink it needs the lock.
         _check_ours(name, lock_fd, size)
         if not _check_content(name, lock_fd, kind):
-            _files.unlink(name)
+            unlink_own(name, lock_fd)
             raise _Removed
         os.fchmod(lock_fd, mode)
         os.posix_fallocate(lock_fd, 0, size)
     except BaseException as error:
         if locked and not isinstance(error, (MailboxError, _Taken)):
             abandon(name, lock_fd)
-        os.close(lock_fd)
+        hold(-1)
+        _files.let_go(lock_fd)
         if map_fd >= 0:
             os.close(map_fd)
         raise

@@ -41,7 +41,7 @@ class WriterCore:
 
     _lock: threading.RLock
     _lock_fd: int
-    _map: mmap.mmap
+    _map: mmap.mmap | None
     _words: memoryview[int]
     _life: int
     _dirty: bool
@@ -51,6 +51,7 @@ class WriterCore:
         self = super().__new__(cls)
         self._lock = threading.RLock()
         self._lock_fd = -1
+        self._map = None
         self._why_not = "it was never opened"
         self._dirty = False
         self._life = 0
@@ -102,13 +103,19 @@ class WriterCore:
                 raise MailboxError("publish was called while it runs on this thread, from a signal handler: only set a flag there")
             frame = frame.f_back  # type: ignore[assignment]
 
-    def _attach(self, map_fd: int, lock_fd: int, /) -> None:
-        """Map ``map_fd`` for writing and own ``lock_fd``."""
+    def _hold(self, lock_fd: int, /) -> None:
+        """Own the descriptor that is about to be locked: a forked child closes it; -1: own none any more."""
+        self._lock_fd = lock_fd
+        if lock_fd >= 0:
+            enlist(self)
+
+    def _attach(self, map_fd: int, /) -> None:
+        """Map ``map_fd`` for writing."""
+        if self._lock_fd < 0:
+            raise MailboxError(f"this mailbox cannot be opened: {self._why_not}")
         self._map = _files.map_shared(map_fd, SEGMENT_SIZE, mmap.PROT_READ | mmap.PROT_WRITE)
         self._words = memoryview(self._map).cast("q")
-        self._lock_fd = lock_fd
         self._why_not = "it is not open yet"
-        enlist(self)
 
     def _repair(self, /) -> None:
         """Make both copies whole after a writer that may have been stopped half-way."""
@@ -161,8 +168,9 @@ class WriterCore:
         with self._lock:
             self._why_not = self._why_not or "it is closed"
             if self._lock_fd >= 0:
-                self._words.release()
-                self._map.close()
+                if self._map is not None:
+                    self._words.release()
+                    self._map.close()
                 _files.let_go(self._lock_fd)
                 self._lock_fd = -1
 

@@ -62,20 +62,15 @@ class MailboxWriter(_seqlock.WriterCore):
         _check_mode(mode)
         start_wait = check_seconds("start_wait", start_wait, forever=False)
         _seqlock.require_supported()
-        lock_fd, map_fd = _segment.claim(self._name, KIND_RANK, mode=mode, start_wait=start_wait)
-        attached = False
+        lock_fd, map_fd = _segment.claim(self._name, KIND_RANK, mode=mode, start_wait=start_wait, hold=self._hold)
         try:
-            self._attach(map_fd, lock_fd)
-            attached = True
+            self._attach(map_fd)
             self._repair()
             epoch = _segment.lock_epoch(self._name, lock_fd)
             self._begin(epoch, rank, dp_size or 0, os.getpid(), time.time_ns(), boot_id(), time_ns_inode())
         except BaseException as error:
             _segment.abandon(self._name, lock_fd)
-            if attached:
-                self._detach()
-            else:
-                os.close(lock_fd)
+            self._detach()
             if isinstance(error, OSError):
                 raise _segment.explained(self._name, error) from error
             raise

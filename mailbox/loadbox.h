@@ -34,7 +34,7 @@
  *
  * A writer killed between any two steps leaves one whole copy, the one that the sequence points at.  A new writer of the same
  * memory MUST call lbx_repair before its first publish: the copy that readers do not use may be half written, and the next
- * publish would send them to it (proof/latch.pml, variant NOREPAIR).  The sequence never goes back.
+ * publish would send them to it (proof/latch.pml, variant NO_REPAIR).  The sequence never goes back.
  */
 #ifndef LOADBOX_H
 #define LOADBOX_H

@@ -77,7 +77,7 @@ def publish() -> None:
             with refused(TypeError):
                 writer.publish(*range(count))
         with refused(MailboxError):
-            writer._attach(0, 0)
+            writer._attach(0)
         with refused(MailboxError):
             writer._repair()
         number = closing()
@@ -85,7 +85,7 @@ def publish() -> None:
         with refused(MailboxError):
             writer.publish(1, 2, number, 4)
         writer.close()
-    calls: list[tuple[str, Any]] = [("publish", (1, 2, 3, 4)), ("_repair", ()), ("_attach", (-1, -1)), ("_attach", ("", 0))]
+    calls: list[tuple[str, Any]] = [("publish", (1, 2, 3, 4)), ("_repair", ()), ("_attach", (-1,)), ("_attach", ("",)), ("_hold", ("",))]
     calls += [("_begin", (1, 2)), ("_begin", (1, 0, 0, 1, 1, b"short", 0)), ("_begin", (1, 0, 0, 1, 1, bytes(16), 0))]
     for name, arguments in calls:
         with refused(MailboxError, OSError, TypeError):

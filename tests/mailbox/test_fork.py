@@ -123,3 +123,43 @@ def test_descriptors_are_not_inherited_over_exec(box: Any, group: str, children:
             close_fds=False,
         )
         assert "loadbox" not in listed
+
+
+WHILE_STARTING = """
+import ctypes, os, sys, threading
+from loadbox.mailbox import MailboxWriter, _segment
+group, how = sys.argv[1:3]
+libc = ctypes.CDLL(None)
+lock = _segment._lock
+def lock_and_fork(name, fd):
+    lock(name, fd)
+    def fork():
+        if (os.fork() if how == "os" else libc.fork()) == 0:
+            os.close(1); os.close(2)
+            os.read(0, 1)  # outlives its parent
+            os._exit(0)
+    if how == "os":
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    else:
+        fork()
+_segment._lock = lock_and_fork
+writer = MailboxWriter(group, 0)
+writer.publish(1, 2, 3, 4)
+print("published", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_fork_while_a_writer_starts_does_not_keep_its_lock(box: Any, group: str, children: Any) -> None:
+    """Another thread forks between the lock and the rest of the constructor; the child must not hold it for a dead parent."""
+    for how in forks(box):
+        parent = children.start(WHILE_STARTING, group, how, backend=box.backend)
+        assert parent.stdout.readline() == "published\n"
+        parent.wait(timeout=60)
+        with box.MailboxReader(group, 0, liveness_interval=0) as reader:
+            assert reader.state() is box.RankState.DEAD
+        box.MailboxWriter(group, 0, start_wait=0.0).close()
+        parent.stdin.close()

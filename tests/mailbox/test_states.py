@@ -367,6 +367,26 @@ def _reads(fd: int, name: str) -> bool:
         return False
 
 
+def test_a_lock_that_cannot_be_asked_for_is_refused(box: Any, group: str) -> None:
+    """Without its descriptor a reader cannot ask for the owner, so it hands nothing out any more, not even what it has read."""
+    interval = 0.6
+    for _ in range(10):
+        with box.MailboxWriter(group, 0) as writer, box.MailboxReader(group, 0, liveness_interval=interval) as reader:
+            writer.publish(0, 0, 3, 4)
+            time.sleep(interval / 2)
+            attached = time.monotonic()
+            assert reader.read() == (0, 0, 3, 4)  # looks for the file again an interval from now; for the owner, half of one
+            mine = [reader._slot.fd] if box.backend == "py" else [fd for fd in range(3, 256) if _reads(fd, writer.name)]
+            os.close(mine[0])
+            time.sleep(interval / 2)
+            state, snapshot, reason = reader.state().name, reader.read(), reader.reason
+            if time.monotonic() < attached + interval:  # else this machine was too busy, and the file has been found anew
+                assert (state, snapshot) == ("REFUSED", None)
+                assert "cannot be asked for" in reason
+                return
+    pytest.fail("ten times too busy to look in time")
+
+
 def test_closed_reader(box: Any, group: str) -> None:
     reader = box.MailboxReader(group, 0)
     with box.MailboxWriter(group, 0) as writer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import logging
+import os
 import platform
 import signal
 import sys
@@ -191,7 +192,8 @@ def test_a_cut_publish_is_repaired_by_the_next(group: str) -> None:
         twin = _seqlock_py.WriterCore()
         with box.MailboxWriter(group, 0) as owner, box.MailboxReader(group, 0) as reader:
             with open("/dev/shm" + owner.name, "r+b") as file:
-                twin._attach(file.fileno(), -1)
+                twin._hold(os.dup(file.fileno()))
+                twin._attach(file.fileno())
             twin._life, twin._why_not = owner.epoch, None
             twin.publish(1, 2, 3, 4)
 
@@ -215,8 +217,7 @@ def test_a_cut_publish_is_repaired_by_the_next(group: str) -> None:
             for load in ((6, 12, 18, 19), (7, 14, 21, 22)):
                 twin.publish(*load)
                 assert reader.read() == load
-            twin._words.release()
-            twin._map.close()
+            twin._detach()
     assert cut >= 18
 
 
