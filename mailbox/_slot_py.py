@@ -109,7 +109,7 @@ class Slot:
             self.memory.close()
             self.memory = None
         if self.fd >= 0:
-            os.close(self.fd)
+            _files.let_go(self.fd)
             self.fd = -1
         self._forget()
 

@@ -85,7 +85,13 @@ def publish() -> None:
         with refused(MailboxError):
             writer.publish(1, 2, number, 4)
         writer.close()
-    calls: list[tuple[str, Any]] = [("publish", (1, 2, 3, 4)), ("_repair", ()), ("_attach", (-1,)), ("_attach", ("",)), ("_hold", ("",))]
+    calls: list[tuple[str, Any]] = [
+        ("publish", (1, 2, 3, 4)),
+        ("_repair", ()),
+        ("_attach", (-1,)),
+        ("_attach", ("",)),
+        ("_hold", ("",)),
+    ]
     calls += [("_begin", (1, 2)), ("_begin", (1, 0, 0, 1, 1, b"short", 0)), ("_begin", (1, 0, 0, 1, 1, bytes(16), 0))]
     for name, arguments in calls:
         with refused(MailboxError, OSError, TypeError):
