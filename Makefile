@@ -63,7 +63,7 @@ bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one r
 bench-routing: $(VENV)/.installed ## ways of choosing a rank, by simulation: the quick variant, under a minute
 	@$(PY) benchmarks/routing --quick $(ARGS)
 
-bench-routing-full: $(VENV)/.installed ## all of it, about twenty minutes; writes benchmarks/results/routing.json and docs/img/routing.svg
+bench-routing-full: $(VENV)/.installed ## all of it, a quarter of an hour and more; writes benchmarks/results/routing.json and docs/img/routing.svg
 	$(PY) -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.7'
 	@$(PY) benchmarks/routing --publish $(ARGS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def main(
     console.print(f"{time.perf_counter() - started:.0f} s", highlight=False)
     if json_path:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps({**results, "summary": rows}, indent=1) + "\n")
+        json_path.write_text(report.to_json({**results, "summary": rows}))
     if svg_path:
         from plot import draw
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from intervals import interval
-from matplotlib.ticker import FuncFormatter, LogFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scenarios import columns
 
 # Greys and colours of middling lightness: about the same contrast on white and on near-black.
@@ -52,15 +52,17 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
                         marker="o", markersize=3, capsize=2,
                     )  # fmt: skip
                 axis.set_yscale("log")
-                axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-                axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.6)))
-                axis.grid(axis="y", which="both")
+                axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=20))
+                axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+                axis.yaxis.set_minor_locator(NullLocator())
+                axis.grid(axis="y")
                 if row == 0:
                     axis.set_title(_TRACES[trace], color=_INK, fontsize=10)
                 else:
                     axis.set_xlabel("frontends")
                 if column == 0:
                     axis.set_ylabel(f"time to first token, {title}, ms")
+        figure.suptitle(f"{ranks} ranks, 95 % intervals", color=_INK, fontsize=10)
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         figure.savefig(path, transparent=True, metadata={"Date": None, "Title": f"Routing policies at {ranks} ranks"})

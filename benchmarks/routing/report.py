@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -123,3 +124,23 @@ def conclusion(rows: Sequence[dict[str, Any]]) -> str:
                 if row[f"{metric}_verdict"] != "wins":
                     lines.append(f"  {where}: {name} {row[f'{metric}_verdict']}, {_percent(Ratio(*row[f'{metric}_vs_own']))}.")
     return "\n".join(lines)
+
+
+def to_json(results: dict[str, Any]) -> str:
+    """The results as JSON, a line for each scenario, times to the microsecond."""
+    parts = []
+    for key, value in results.items():
+        if isinstance(value, list):
+            rows = ",\n  ".join(json.dumps(_rounded(row)) for row in value)
+            parts.append(f" {json.dumps(key)}: [\n  {rows}\n ]")
+        else:
+            parts.append(f" {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return None if math.isnan(value) else round(value, 6)  # JSON has no NaN: a single seed has no interval
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value

@@ -65,7 +65,7 @@ QUICK_POLICIES = ("round-robin", "own", "blind", "coordinator", "piggyback", "co
 
 
 def full_plan(**changes: Any) -> Plan:
-    """Everything: about twenty minutes on one core."""
+    """Everything: about a quarter of an hour on one core."""
     scenarios = tuple(Scenario(trace, ranks, f, count) for (trace, ranks), count in REQUESTS.items() for f in FRONTENDS)
     return Plan(**{"scenarios": scenarios, "policies": FULL_POLICIES, "seeds": None, **changes})
 

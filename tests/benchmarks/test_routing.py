@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import random
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -258,7 +260,36 @@ def test_a_small_plan_is_reported() -> None:
     assert rows[0]["ttft_p50_verdict"] in ("wins", "level", "loses")
     assert report.scenario_table(shown[0]).row_count == 3
     assert report.summary_table(rows).row_count == 1
-    assert "of 1 scenarios" not in report.conclusion([])
+    read = json.loads(report.to_json({**results, "summary": rows}))
+    assert read.keys() == {"versions", "parameters", "scenarios", "summary"}
+    assert read["scenarios"][0]["policies"]["own"]["ttft_p50"] == pytest.approx(shown[0]["policies"]["own"]["ttft_p50"], abs=1e-6)
+    assert "NaN" not in report.to_json({"scenarios": [{"values": [math.nan]}]})
     assert report.verdict(intervals.Ratio(0.9, 0.8, 0.95)) == "wins"
     assert report.verdict(intervals.Ratio(0.9, 0.8, 1.05)) == "level"
     assert report.verdict(intervals.Ratio(1.2, 1.1, 1.3)) == "loses"
+
+
+def test_the_command_writes_what_it_prints(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "routing.json"
+    chosen = ["--quick", "--trace", "code", "--frontends", "4", "--policy", "own", "--policy", "board", "--seeds", "2"]
+    done = subprocess.run(
+        [sys.executable, str(FOLDER), *chosen, "--json", str(target)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "code, 8 ranks, 4 frontends: 2000 requests, seeds 1, 2" in done.stdout
+    assert "With four frontends and more" in done.stdout
+    results = json.loads(target.read_text())
+    assert results["parameters"]["utilisation"] == 0.8
+    assert results["scenarios"][0]["seeds"] == [1, 2]
+    refused = subprocess.run([sys.executable, str(FOLDER), "--ranks", "7"], capture_output=True, text=True, timeout=200)
+    assert refused.returncode == 2
+    assert "no scenario fits these options" in refused.stderr
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib, which only `make bench-routing-full` installs")
+    results = json.loads((FOLDER.parent / "results" / "routing.json").read_text())["scenarios"]
+    _load("plot").draw(results, tmp_path / "one.svg")
+    _load("plot").draw(results, tmp_path / "two.svg")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "Mooncake conversation" in (tmp_path / "one.svg").read_text()
