@@ -1,4 +1,4 @@
-"""What the pure-Python twin does in a forked child.  (The C core does the same from ``pthread_atfork``, also for C-level forks.)"""
+"""What owners and readers in pure Python do in a forked child.  (The C core does the same from ``pthread_atfork``.)"""
 
 from __future__ import annotations
 

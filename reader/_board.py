@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from loadbox.mailbox import _segment, _seqlock
+from loadbox.mailbox._fork_py import enlist
 from loadbox.mailbox._host import boot_id, time_ns_inode
 from loadbox.mailbox._layout import (
     ABI_MAJOR,
@@ -58,10 +59,10 @@ class Board:
     """A board that this process owns, all words 0.
 
     ``capacity``: ranks that it has room for, at least; it is rounded up to what its memory holds.  Raises as ``MailboxWriter``.
-    Threads: the caller serialises.  Fork: the child calls ``disown``.
+    Threads: the caller serialises.  Fork: the child is no owner, also if it is forked while the board is being made.
     """
 
-    __slots__ = ("_lock_fd", "_map", "capacity", "name", "words")
+    __slots__ = ("__weakref__", "_lock_fd", "_map", "capacity", "name", "words")
 
     def __init__(self, group: str, capacity: int) -> None:
         _seqlock.require_supported()
@@ -70,17 +71,25 @@ class Board:
         size = -(-(RECORD_OFFSET + 8 * capacity) // SEGMENT_SIZE) * SEGMENT_SIZE
         self.capacity = (size - RECORD_OFFSET) // 8
         self.name = f"/loadbox.{group}.f.{_entropy.getrandbits(64):016x}"
-        self._lock_fd, map_fd = _segment.claim(self.name, KIND_BOARD, mode=0o600, start_wait=0.0, size=size)
+        self._lock_fd = -1
+        _, map_fd = _segment.claim(self.name, KIND_BOARD, mode=0o600, start_wait=0.0, size=size, hold=self._hold)
         try:
             self._map = mmap.mmap(map_fd, size)
             self.words = memoryview(self._map)[RECORD_OFFSET:].cast("Q")
             self._begin()
         except BaseException:
             _segment.unlink_own(self.name, self._lock_fd)
-            os.close(self._lock_fd)
+            self.disown()
             raise
         finally:
             os.close(map_fd)
+
+    def _hold(self, lock_fd: int) -> None:
+        self._lock_fd = lock_fd
+        enlist(self)
+
+    def _after_fork(self) -> None:
+        self.disown()
 
     def _begin(self) -> None:
         """Words, then the header, and its magic last.  By system calls: they keep their order on every machine."""

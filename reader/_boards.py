@@ -61,7 +61,9 @@ class Boards:
             fd = _files.open_existing(name, read_only=True)
             found = os.fstat(fd)
             reason = _files.odd(found, SEGMENT_SIZE) or _attach._distrusted(found)
-            if reason or found.st_size == 0 or found.st_nlink == 0 or found.st_blocks == 0:
+            if reason is None and found.st_size and found.st_blocks == 0:
+                reason = "it is a hole without memory behind it"
+            if reason:
                 self._skip(name, reason)
                 return
             header = _attach.read_header(fd)

@@ -61,6 +61,7 @@ class Sources:
         except BaseException:
             self.close()
             raise
+        self._wants_board = board and "auto"  # later, when it grows or in a forked child, nobody expects a view to raise
 
     def tell(self, sentence: str) -> None:
         """Log a sentence once, and not more than a hundred of them."""
@@ -167,9 +168,7 @@ class Sources:
         self.words = memoryview(bytearray(8 * self.view.n)).cast("Q")
         self.ledger = Ledger(self.inputs, self.words)
         self.ranks.move(self.inputs, self.ledger)
-        # The next look makes a board of the child's own; where that fails there is no constructor to raise from.
-        self._orphan, self._next_boards_ns = True, 0
-        self._wants_board = self._wants_board and "auto"
+        self._orphan, self._next_boards_ns = True, 0  # the next look makes a board of the child's own
 
     def close(self) -> None:
         """Remove the board and let go of everything."""

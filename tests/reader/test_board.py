@@ -193,7 +193,8 @@ def test_it_looks_as_loadbox_h_says(group: str, view_of: Callable[..., LoadReade
 
 
 @pytest.mark.parametrize(
-    "make", ["magic", "major", "kind", "capacity", "offset", "epoch", "mode", "link", "symlink", "fifo", "dir", "short", "uid"]
+    "make",
+    ["magic", "major", "kind", "capacity", "offset", "epoch", "mode", "link", "symlink", "fifo", "dir", "short", "hole", "uid"],
 )
 def test_what_is_no_board_is_left_out_and_left_alone(
     group: str, view_of: Callable[..., LoadReader], kit: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, make: str
@@ -220,6 +221,9 @@ def test_what_is_no_board_is_left_out_and_left_alone(
         os.mkfifo(path, 0o600)
     elif make == "dir":
         os.mkdir(path)
+    elif make == "hole":
+        with open(path, "wb") as file:
+            file.truncate(SEGMENT_SIZE)
     else:
         Path(path).write_bytes(content[: 200 if make == "short" else None])
     if make not in ("symlink", "dir"):
@@ -233,7 +237,7 @@ def test_what_is_no_board_is_left_out_and_left_alone(
     assert f"the dispatch board {path} is left out: " in caplog.text
     with LoadReader(group, 2) as other:
         assert kit.on_the_host(other) == [0, 0]
-    if make not in {*change, "short", "uid"} - {"magic"}:  # those are nobody's by their magic: removed with the leftovers
+    if make not in {*change, "short", "hole", "uid"} - {"magic"}:  # those are nobody's by their magic: removed with the leftovers
         after = os.stat(path, follow_symlinks=False)
         assert (before.st_ino, before.st_size, before.st_mode) == (after.st_ino, after.st_size, after.st_mode)
 
@@ -253,6 +257,44 @@ def test_a_full_shm(
     assert files(group) == []
     view.choose("a", pinned=1)
     assert kit.in_flight(view) == [0, 1]
+
+
+def test_a_shm_that_fills_up_later(
+    group: str, view_of: Callable[..., LoadReader], kit: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    view = view_of(group, board=True)
+    view.feed(kit.Batch.of(1))
+    view.choose("a", pinned=1)
+    monkeypatch.setattr(_segment.os, "posix_fallocate", full)
+    view.feed(kit.Batch.of(700))
+    assert "goes on without a dispatch board" in caplog.text
+    assert (sum(kit.in_flight(view)), files(group)) == (1, [])
+    view.choose("b", pinned=700)
+    view.finished("a")
+    assert (sum(kit.in_flight(view)), kit.in_flight(view)[700]) == (1, 1)
+
+
+def test_a_board_that_is_just_being_made(
+    group: str, view_of: Callable[..., LoadReader], kit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file is there, empty and then of zeros, before it is a board: it is looked at again the next time."""
+    view, other = view_of(group, 2), view_of(group, 2)
+    other.choose("a", pinned=0)
+    (name,) = [f"/dev/shm/{name}" for name in files(group) if f"/{name}" != view._sources._board.name]
+    aside = name.replace(".f.", ".x.")
+    os.rename(name, aside)
+    for content in (b"", bytes(SEGMENT_SIZE)):
+        Path(name).write_bytes(content)
+        os.chmod(name, 0o600)
+        view._sources._next_boards_ns = 0
+        assert kit.on_the_host(view) == [0, 0]
+    os.rename(aside, name)
+    view._sources._next_boards_ns = 0
+    assert kit.on_the_host(view) == [1, 0]
+    assert caplog.text == ""
 
 
 def test_a_start_that_fails_leaves_nothing(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,3 +357,56 @@ def test_fork(group: str, view_of: Callable[..., LoadReader], kit: Any, children
     kit.until(lambda: kit.on_the_host(view) == [0, 0, 1])
     os.kill(forked, signal.SIGKILL)
     kit.until(lambda: kit.on_the_host(view) == [0, 0, 0])
+
+
+def test_forked_frontends_draw_for_themselves(group: str, children: Any) -> None:
+    """Workers of a server that forks would otherwise all follow the same seed, and pile up on the same ranks."""
+    program = """
+        import os, sys
+        from loadbox.reader import LoadReader
+        view = LoadReader(sys.argv[1], 64, board=False, seed=1)
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                print([view.choose(str(i)) for i in range(20)], flush=True)
+                os._exit(0)
+            os.waitpid(pid, 0)
+        view.close()
+    """
+    one, two = children.run(program, group).splitlines()
+    assert one != two
+
+
+def test_a_fork_while_a_board_is_made_does_not_keep_its_lock(
+    group: str, view_of: Callable[..., LoadReader], kit: Any, children: Any
+) -> None:
+    """Another thread forks between the lock and the rest; the child must not hold the board for a dead frontend."""
+    program = """
+        import os, sys, threading
+        from loadbox.mailbox import _segment
+        from loadbox.reader import LoadReader
+        lock = _segment._lock
+        def lock_and_fork(name, fd):
+            lock(name, fd)
+            def fork():
+                if os.fork() == 0:
+                    os.close(1); os.close(2)
+                    os.read(0, 1)  # outlives its parent
+                    os._exit(0)
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join()
+        _segment._lock = lock_and_fork
+        view = LoadReader(sys.argv[1], 2, board=True)
+        view.choose("a", pinned=0)
+        print("chosen", flush=True)
+        sys.stdin.readline()
+        os._exit(0)
+    """
+    child = children.start(program, group)
+    assert child.stdout.readline() == "chosen\n"
+    view = view_of(group, 2)
+    kit.until(lambda: kit.on_the_host(view) == [1, 0])
+    child.kill()
+    child.wait()
+    kit.until(lambda: kit.on_the_host(view) == [0, 0])
