@@ -25,7 +25,9 @@ def test_the_c_core_is_what_is_tested(box: Any) -> None:
     assert box.MailboxWriter.__mro__[1].__module__ == f"loadbox.mailbox._seqlock_{box.backend}"
 
 
-def test_same_names_same_signatures(request: pytest.FixtureRequest) -> None:
+def test_same_names_same_signatures() -> None:
+    if os.environ.get("LOADBOX_TEST_WITHOUT_C"):
+        pytest.skip("LOADBOX_TEST_WITHOUT_C is set: the C core is not tested")
     from loadbox.mailbox import _seqlock_c, _seqlock_py
 
     for name in ("WriterCore", "ReaderCore", "GroupCore"):
