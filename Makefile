@@ -72,7 +72,7 @@ lint: $(VENV)/.installed ## ruff, and the house's own rules
 	$(VENV)/bin/ruff format --check .
 
 types: $(VENV)/.installed ## mypy --strict, on the installed package
-	$(PY) -m mypy -p loadbox.mailbox -p loadbox.piggyback -p loadbox.reader -p loadbox.cli
+	$(PY) -m mypy -p loadbox.mailbox -p loadbox.piggyback -p loadbox.reader -p loadbox.engines -p loadbox.cli
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(VENV)-twin build dist *.egg-info
