@@ -136,3 +136,19 @@ def wait_line(child: subprocess.Popen[str], expected: str | None = None) -> str:
         child.kill()
         pytest.fail(f"expected {expected!r}, got {line!r}\n{child.communicate()[1]}")
     return line
+
+
+@pytest.fixture
+def open_files() -> Callable[[], int]:
+    """Counts this process's descriptors of files: not the sockets, which another test's threads may be closing still."""
+
+    def count() -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                found += os.readlink(f"/proc/self/fd/{fd}").startswith("/")
+            except FileNotFoundError:  # the listing's own
+                pass
+        return found
+
+    return count

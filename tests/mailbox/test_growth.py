@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -149,14 +150,15 @@ def test_what_is_handed_out_keeps_its_references(box: Any, group: str) -> None:
 class Held:
     """What this process holds of a group, and what lies in /dev/shm of it."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, open_files: Callable[[], int]) -> None:
         self.group = group
+        self.open_files = open_files
         gc.collect()
         self.before = self.count()
 
     def count(self) -> tuple[int, int]:
         with open("/proc/self/maps") as maps:
-            return len(os.listdir("/proc/self/fd")), sum(f"loadbox.{self.group}." in line for line in maps)
+            return self.open_files(), sum(f"loadbox.{self.group}." in line for line in maps)
 
     def nothing_more(self) -> bool:
         gc.collect()
@@ -166,8 +168,8 @@ class Held:
         return sum(name.startswith(f"loadbox.{self.group}.") for name in os.listdir("/dev/shm"))
 
 
-def test_a_hundred_clean_restarts(box: Any, group: str) -> None:
-    held = Held(group)
+def test_a_hundred_clean_restarts(box: Any, group: str, open_files: Callable[[], int]) -> None:
+    held = Held(group, open_files)
     with box.MailboxReader(group, 0, liveness_interval=0) as reader, box.GroupReader(group, liveness_interval=0) as ranks:
         for life in range(100):
             with box.MailboxWriter(group, 0, 1) as writer:
@@ -182,9 +184,9 @@ def test_a_hundred_clean_restarts(box: Any, group: str) -> None:
     assert held.nothing_more()
 
 
-def test_a_hundred_writers_dropped(box: Any, group: str) -> None:
+def test_a_hundred_writers_dropped(box: Any, group: str, open_files: Callable[[], int]) -> None:
     """As a SIGKILL leaves it: the segment stays, unlocked, and the next writer adopts it."""
-    held = Held(group)
+    held = Held(group, open_files)
     epochs = set()
     with box.MailboxReader(group, 0, liveness_interval=0) as reader, box.GroupReader(group, liveness_interval=0) as ranks:
         for life in range(100):
@@ -244,9 +246,9 @@ def test_a_hundred_writers_killed(box: Any, group: str, children: Any) -> None:
     assert children.run(KILLED, group, backend=box.backend, env={"OPENBLAS_NUM_THREADS": "1"}) == "CLOSED\n"
 
 
-def test_failed_starts_leave_nothing(box: Any, group: str) -> None:
+def test_failed_starts_leave_nothing(box: Any, group: str, open_files: Callable[[], int]) -> None:
     with box.MailboxWriter(group, 0, 1) as writer:
-        held = Held(group)
+        held = Held(group, open_files)
         for _ in range(100):
             with pytest.raises(box.MailboxInUse):
                 box.MailboxWriter(group, 0, 1, start_wait=0)
@@ -256,10 +258,10 @@ def test_failed_starts_leave_nothing(box: Any, group: str) -> None:
 
 
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
-def test_a_thousand_readers_come_and_go(box: Any, group: str, close: bool) -> None:
+def test_a_thousand_readers_come_and_go(box: Any, group: str, close: bool, open_files: Callable[[], int]) -> None:
     with box.MailboxWriter(group, 0, 1) as writer:
         writer.publish(1, 2, 3, 4)
-        held = Held(group)
+        held = Held(group, open_files)
         for _ in range(1000):
             reader = box.MailboxReader(group, 0)
             assert reader.read() == (1, 2, 3, 4)

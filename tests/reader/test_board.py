@@ -95,7 +95,9 @@ def test_a_frontend_that_dies_is_dropped_and_one_that_starts_is_clean(
     kit.until(lambda: kit.on_the_host(view) == [0, 0, 0, 0])
 
 
-def test_files_and_descriptors_stay_bounded(group: str, view_of: Callable[..., LoadReader], kit: Any, children: Any) -> None:
+def test_files_and_descriptors_stay_bounded(
+    group: str, view_of: Callable[..., LoadReader], kit: Any, children: Any, open_files: Callable[[], int]
+) -> None:
     view = view_of(group, 4)
     kit.on_the_host(view)
     before = None
@@ -103,7 +105,7 @@ def test_files_and_descriptors_stay_bounded(group: str, view_of: Callable[..., L
         child = frontend(children, group)
         say(child, "choose a 1")
         kit.until(lambda: kit.on_the_host(view) == [0, 1, 0, 0])
-        descriptors = len(os.listdir("/proc/self/fd")) - 3 * len(children.running)  # the child's pipes
+        descriptors = open_files()
         assert before in (None, descriptors)
         before = descriptors
         child.kill()
@@ -297,16 +299,16 @@ def test_a_board_that_is_just_being_made(
     assert caplog.text == ""
 
 
-def test_a_start_that_fails_leaves_nothing(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_nothing(group: str, monkeypatch: pytest.MonkeyPatch, open_files: Callable[[], int]) -> None:
     def fails(*_: object) -> int:
         raise MailboxError("no")
 
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_files()
     monkeypatch.setattr(_segment, "lock_epoch", fails)
     with pytest.raises(MailboxError):
         Board(group, 4)
     assert files(group) == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert open_files() == descriptors
 
 
 FORKED = """

@@ -384,13 +384,13 @@ def test_after_close(group: str, kit: Any) -> None:
     assert not [name for name in os.listdir("/dev/shm") if group in name]
 
 
-def test_a_view_that_is_dropped_leaves_nothing(group: str) -> None:
+def test_a_view_that_is_dropped_leaves_nothing(group: str, open_files: Callable[[], int]) -> None:
     view = LoadReader(group, 2)
     assert [name for name in os.listdir("/dev/shm") if group in name]
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = open_files()
     del view
     assert not [name for name in os.listdir("/dev/shm") if group in name]
-    assert len(os.listdir("/proc/self/fd")) < descriptors
+    assert open_files() < descriptors
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
