@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize gateway tokenspeed bench bench-routing bench-routing-full lint types clean
+.PHONY: help demo test test-twin test-slow torture model sanitize wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,9 @@ tokenspeed: $(VENV)/.installed ## the piggyback against the wire code of tokensp
 	else \
 		echo "SKIPPED: tokenspeed 0.1.1 cannot be installed here, so NOTHING was tested against it"; \
 	fi
+
+wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
+	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
 
 bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one run
 	@set -e; for script in benchmarks/bench_*.py; do $(PY) $$script; done
