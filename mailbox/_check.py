@@ -8,15 +8,15 @@ import math
 from numbers import Real
 from operator import index
 
-__all__ = ["FIELDS", "check_load", "check_seconds"]
+__all__ = ["BOOLS", "FIELDS", "check_load", "check_seconds"]
 
 FIELDS = ("num_running", "num_waiting", "kv_active_pages", "kv_total_pages")
 _INT64_MAX = (1 << 63) - 1
-_BOOLS = ("bool", "bool_")  # Python's, and numpy's, which has an __index__ before numpy 2
+BOOLS = ("bool", "bool_")  # Python's, and numpy's, which has an __index__ before numpy 2
 
 
 def _to_int(field: str, value: object) -> int:
-    if type(value).__name__ in _BOOLS:
+    if type(value).__name__ in BOOLS:
         raise TypeError(f"{field} must be an int, not bool; the mailbox keeps its old value")
     try:
         number = index(value)  # type: ignore[arg-type]  # whatever has no __index__ is what this is here to find

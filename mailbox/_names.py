@@ -6,6 +6,7 @@ import os
 import re
 from operator import index
 
+from loadbox.mailbox._check import BOOLS
 from loadbox.mailbox._layout import RANK_LIMIT
 
 __all__ = [
@@ -39,8 +40,8 @@ def check_group(group: str) -> str:
 
 def check_int(what: str, value: int) -> int:
     """Give ``value`` back as an int if it is one; TypeError if not, and for a bool."""
-    if isinstance(value, bool):
-        raise TypeError(f"{what} must be an int, not bool")
+    if type(value).__name__ in BOOLS:
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
     try:
         return index(value)
     except TypeError:

@@ -20,6 +20,7 @@ from loadbox.piggyback._batch import BatchTokenIDOutSlim, decode_batch
 from loadbox.piggyback._engines import EngineInfo, EpochLookup, announced_mailbox
 from loadbox.piggyback._errors import EngineUnavailable, WireError
 from loadbox.piggyback._handshake import ABI, decode_map, encode_init
+from loadbox.piggyback._load import is_int
 from loadbox.piggyback._requests import GenerateRequest, encode_abort, encode_add
 from loadbox.piggyback._responder import HandshakeResponder
 from loadbox.piggyback._send import ENGINE_CORE_DEAD
@@ -213,7 +214,7 @@ class Lanes:
     # Outgoing.
 
     def engine(self, rank: int) -> EngineInfo:
-        if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= rank < len(self.engines):
+        if not is_int(rank) or not 0 <= rank < len(self.engines):
             raise ValueError(f"rank is {rank!r}; this frontend has ranks 0 to {len(self.engines) - 1}")
         return self.engines[rank]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from operator import index
+from typing import SupportsIndex, TypeGuard
 
-__all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail", "is_plain"]
+__all__ = ["INT64_MAX", "NO_SNAPSHOT", "Tail", "check_tail", "is_int", "is_plain"]
 
 Tail = tuple[int, int, int, int]
 
@@ -56,14 +57,16 @@ def check_tail(load: object) -> Tail:
     return numbers
 
 
-def _to_int(field: str, value: object) -> int:
+def is_int(value: object) -> TypeGuard[SupportsIndex]:
+    """Whether this can be a count or a number of something: anything with ``__index__`` but bool."""
     # By name, because numpy's bool has __index__ in old releases, and is no more a count than Python's.
-    if type(value).__name__ in ("bool", "bool_"):
-        raise TypeError(f"{field} must be an int, not bool")
-    try:
-        number = index(value)  # type: ignore[arg-type]  # whatever has no __index__ is what this is here to find
-    except TypeError:
-        raise TypeError(f"{field} must be an int, not {type(value).__name__}") from None
+    return type(value).__name__ not in ("bool", "bool_") and hasattr(value, "__index__")
+
+
+def _to_int(field: str, value: object) -> int:
+    if not is_int(value):
+        raise TypeError(f"{field} must be an int, not {type(value).__name__}")
+    number = index(value)
     if not 0 <= number <= INT64_MAX:
         raise ValueError(f"{field} is {number}, outside 0 to 2**63 - 1")
     return number

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import os
 import uuid
+from operator import index
 from typing import Any
 
 import zmq
 
 from loadbox.piggyback._errors import WireError
+from loadbox.piggyback._load import is_int
 
 __all__ = ["LINGER_MS", "adopt", "check_index", "open_socket", "require_io_threads", "require_same_process"]
 
@@ -69,6 +71,6 @@ def require_same_process(pid: int, what: str) -> None:
 
 def check_index(engine_index: object) -> int:
     """The engine index as an int that fits its two-byte identity; ValueError else."""
-    if isinstance(engine_index, bool) or not hasattr(engine_index, "__index__") or not 0 <= engine_index.__index__() <= 0xFFFF:
+    if not (is_int(engine_index) and 0 <= (number := index(engine_index)) <= 0xFFFF):
         raise ValueError(f"engine_index is {engine_index!r}; it is an int from 0 to 65535 (base index + dp rank)")
-    return int(engine_index.__index__())
+    return number

@@ -6,14 +6,13 @@ import os
 import random
 import threading
 import weakref
-from operator import index
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from loadbox.mailbox import LoadSnapshot, MailboxError, RankState
 from loadbox.mailbox._check import check_load
 from loadbox.mailbox._layout import RANK_LIMIT
-from loadbox.mailbox._names import check_dp_size, check_group
+from loadbox.mailbox._names import check_dp_size, check_group, check_int
 from loadbox.reader._chooser import make_chooser
 from loadbox.reader._sources import Sources
 from loadbox.reader._types import NoRankAvailable, RankLoad
@@ -101,7 +100,7 @@ class LoadReader:
         self._chooser = make_chooser(chooser)
         if board not in ("auto", True, False):
             raise ValueError(f"board is {board!r}: use 'auto', True or False")
-        self._base = index(engine_index_base)
+        self._base = check_int("engine_index_base", engine_index_base)
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._sources = Sources(group, self._dp_size, board)
@@ -132,7 +131,7 @@ class LoadReader:
                 )
             view = sources.look()
             if pinned is not None:
-                rank = self._pinned(index(pinned), exclude)
+                rank = self._pinned(check_int("pinned", pinned), exclude)
             else:
                 for excluded in exclude:
                     if 0 <= excluded < view.n:
@@ -219,9 +218,10 @@ class LoadReader:
         with self._lock:
             if not self._open:
                 return
-            if not 0 <= index(rank) < self._sources.view.n:
+            rank = check_int("rank", rank)
+            if not 0 <= rank < self._sources.view.n:
                 raise ValueError(f"rank is {rank}, but group {self._group} has {self._sources.view.n} ranks")
-            self._sources.ranks.gone(index(rank))
+            self._sources.ranks.gone(rank)
 
     def loads(self) -> list[RankLoad]:
         """Every rank as it is known now, the list's place being the rank.  Books nothing and waits for nobody."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 import zmq
 
@@ -230,7 +231,7 @@ def test_a_limit_that_is_none(context, timeout):
         connect_msgpack_engine(context, "tcp://127.0.0.1:9", engine_index=0, ready={}, timeout=timeout)
 
 
-@pytest.mark.parametrize("index", [-1, 65536, None, "1", 1.5, True])
+@pytest.mark.parametrize("index", [-1, 65536, None, "1", 1.5, True, numpy.True_])
 def test_an_index_that_is_none(context, index):
     with pytest.raises(ValueError, match="65535"):
         connect_msgpack_engine(context, "tcp://127.0.0.1:9", engine_index=index, ready={}, timeout=20)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -430,3 +431,15 @@ def _batch(rank: int, step: int) -> Any:
         num_running, num_waiting, kv_active_pages, kv_total_pages = step, 1, 2, 10
 
     return Batch()
+
+
+@pytest.mark.parametrize("bad", [True, numpy.True_, 1.0, "1"], ids=repr)
+def test_ranks_that_are_no_ints(group: str, view_of: Callable[..., LoadReader], bad: Any) -> None:
+    view = view_of(group, 2)
+    with pytest.raises(TypeError, match=r"^pinned must be an int, not "):
+        view.choose("a", pinned=bad)
+    with pytest.raises(TypeError, match=r"^rank must be an int, not "):
+        view.rank_gone(bad)
+    with pytest.raises(TypeError, match=r"^engine_index_base must be an int, not "):
+        view_of(group, 2, engine_index_base=bad)
+    assert [load.in_flight for load in view.loads()] == [0, 0]
