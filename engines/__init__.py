@@ -1,3 +1,5 @@
 """Adapters for real engines; each imports its engine inside its own module only."""
 
-__all__: list[str] = []
+from loadbox.engines._publisher import LoadPublisher, PublisherStats, publisher_stats
+
+__all__ = ["LoadPublisher", "PublisherStats", "publisher_stats"]

@@ -21,11 +21,12 @@ import msgspec
 import zmq
 
 from loadbox.cli.demo import _reports
+from loadbox.cli.demo._cost import Cost
 from loadbox.cli.demo._lifeline import Lifeline
 from loadbox.cli.demo._links import Links
 from loadbox.cli.demo._model import Iteration, ModelConfig, Scheduler
 from loadbox.cli.demo._options import Options
-from loadbox.cli.demo._publish import LoadPublisher
+from loadbox.engines import LoadPublisher
 from loadbox.piggyback import HandshakeTimeout, connect_msgpack_engine
 
 __all__ = ["Engine", "main"]
@@ -40,6 +41,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, publisher: LoadPublisher, links: Links, speed_up: float) -> None:
         self.scheduler = scheduler
         self.publisher = publisher
+        self.publish_cost = Cost()
         self.iterations = 0
         self.modelled_s = 0.0
         self.spent_s = 0.0
@@ -65,7 +67,9 @@ class Engine:
             applied = self.scheduler.apply(iteration)
             self._receive()
             self._load = self.scheduler.load()
+            before = time.perf_counter_ns()
             self.publisher.publish(*self._load)
+            self.publish_cost.add(time.perf_counter_ns() - before)
             self._links.send(applied)
             self._links.after_advance()
             self.iterations += 1
@@ -90,11 +94,11 @@ class Engine:
                 rank=rank,
                 iterations=self.iterations,
                 preemptions=self.scheduler.preemptions,
-                publishes=publisher.publishes,
-                publish_errors=publisher.errors,
+                publishes=publisher.published,
+                publish_errors=publisher.dropped,
                 modelled_s=self.modelled_s,
                 spent_s=self.spent_s,
-                publish_ns=publisher.cost.median_ns() if last else None,
+                publish_ns=self.publish_cost.median_ns() if last else None,
             )
         )
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from functools import partial
 from typing import Any
 
 import pytest
 import zmq
 
-from loadbox.cli.demo import _publish
 from loadbox.cli.demo._cost import Cost
 from loadbox.cli.demo._engine import Engine
 from loadbox.cli.demo._links import REFUSED, Links
 from loadbox.cli.demo._model import ModelConfig, Scheduler
-from loadbox.cli.demo._publish import LoadPublisher
-from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
 from loadbox.piggyback import (
     AbortRequest,
     BatchTokenIDOutSlim,
@@ -225,42 +221,6 @@ def test_links_over_real_sockets_never_wait_for_a_frontend(tmp_path: Any) -> Non
         assert send.socket.getsockopt(zmq.SNDTIMEO) == 0
     finally:
         context.destroy(linger=0)
-
-
-def test_a_mailbox_that_cannot_be_had_is_logged_once_and_counted(
-    group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_publish, "MailboxWriter", partial(MailboxWriter, start_wait=0.0))
-    first = LoadPublisher(group, 0, 1)
-    with MailboxReader(group, 0) as reader, caplog.at_level(logging.WARNING, "loadbox"):
-        second = LoadPublisher(group, 0, 1)
-        second.publish(1, 2, 3, 4)
-        first.publish(5, 6, 7, 8)
-        assert reader.read() == (5, 6, 7, 8)
-        assert (second.errors, second.publishes, first.errors, first.publishes) == (1, 0, 0, 1)
-        assert [record.getMessage().count("owned by another living writer") for record in caplog.records] == [1]
-        second.close()
-        first.close()
-        assert reader.state() in (RankState.CLOSED, RankState.ABSENT)
-
-
-def test_a_publish_that_fails_never_reaches_the_engine(
-    group: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken:
-        def publish(self, *load: int) -> None:
-            raise OSError("no")
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(_publish, "MailboxWriter", lambda *_: Broken())
-    publisher = LoadPublisher(group, 0, 1)
-    with caplog.at_level(logging.WARNING, "loadbox"):
-        for _ in range(3):
-            publisher.publish(1, 1, 1, 1)
-    assert (publisher.errors, publisher.publishes, len(caplog.records)) == (3, 0, 1)
-    publisher.close()
 
 
 def test_costs_are_medians_and_none_without_samples() -> None:
