@@ -49,9 +49,9 @@ gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine 
 	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'
 	LOADBOX_REQUIRE_GATEWAY=1 timeout 600 $(VENV)/bin/pytest tests/gateway $(ARGS)
 
-tokenspeed: $(VENV)/.installed ## the piggyback against the wire code of tokenspeed 0.1.1, unpacked beside the environment
+tokenspeed: $(VENV)/.installed ## the adapter and the piggyback against the code of tokenspeed 0.1.1, unpacked beside the environment
 	@if $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/tokenspeed tokenspeed==0.1.1; then \
-		LOADBOX_TOKENSPEED=$(VENV)/tokenspeed timeout 600 $(VENV)/bin/pytest tests/piggyback/test_tokenspeed.py $(ARGS); \
+		LOADBOX_TOKENSPEED=$(VENV)/tokenspeed timeout 600 $(VENV)/bin/pytest tests/engines/test_tokenspeed.py tests/piggyback/test_tokenspeed.py $(ARGS); \
 	else \
 		echo "SKIPPED: tokenspeed 0.1.1 cannot be installed here, so NOTHING was tested against it"; \
 	fi

@@ -91,9 +91,18 @@ class LoadPublisher:
         try:
             self._store(num_running, num_waiting, kv_active_pages, kv_total_pages)
         except Exception as error:
-            self._drop(error)
+            self.drop(error)
         else:
             self.published += 1
+
+    def drop(self, error: Exception) -> None:
+        """Count a publish that could not even be made: the engine's numbers could not be had.  Never raises an ``Exception``."""
+        self.dropped += 1
+        if isinstance(error, _NoMailbox):
+            if monotonic() >= self._next_log and not self._closed.is_set():
+                self._say(f"{self.dropped} publishes dropped so far, the engine serves without a mailbox: {self.error}")
+        else:
+            self._tell(error, f"a publish was dropped, {self.dropped} so far; the engine serves on")
 
     def close(self) -> None:
         """Say CLOSED, and try no more.  Idempotent."""
@@ -123,14 +132,6 @@ class LoadPublisher:
         self.writer = writer
         self.error = None
         self._store = writer.publish
-
-    def _drop(self, error: Exception) -> None:
-        self.dropped += 1
-        if isinstance(error, _NoMailbox):
-            if monotonic() >= self._next_log and not self._closed.is_set():
-                self._say(f"{self.dropped} publishes dropped so far, the engine serves without a mailbox: {self.error}")
-        else:
-            self._tell(error, f"a publish was dropped, {self.dropped} so far; the engine serves on")
 
     def _tell(self, error: Exception, what: str) -> None:
         try:

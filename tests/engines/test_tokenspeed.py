@@ -1,0 +1,278 @@
+"""The adapter by itself, and driven by the load reporter, the store and the budget of the released tokenspeed 0.1.1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadbox.engines.tokenspeed import MailboxLoadStore, MailboxSink, group_of, with_mailbox
+from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+
+PEER = Path(__file__).with_name("tokenspeed_peer.py")
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def observe(self, values: Any) -> None:
+        self.seen.append(values)
+
+    def close(self) -> None:
+        self.seen.append("closed")
+
+
+def test_it_publishes_and_passes_on(group: str) -> None:
+    then = Sink()
+    sink = MailboxSink(group, 1, 2, then=then)
+    assert sink.load() == (0, 0, 0, 0), "no snapshot before the first observation"
+    with MailboxReader(group, 1) as reader:
+        assert reader.state() is RankState.SILENT
+        sink.observe((3, 2, 40, 70, 100))
+        assert reader.read() == sink.load() == (3, 2, 40, 100)
+        sink.close()
+    assert then.seen == [(3, 2, 40, 70, 100), "closed"]
+    assert not os.path.exists(f"/dev/shm/loadbox.{group}.1")
+
+
+@pytest.mark.parametrize("values", [(), (1, 2, 3), None, 5, (1, 2, 9, 9, 3), (-1, 0, 0, 0, 1), ("a", 0, 0, 0, 1)], ids=repr)
+def test_values_that_no_reporter_gives(group: str, values: Any) -> None:
+    then = Sink()
+    sink = MailboxSink(group, 0, then=then)
+    with MailboxReader(group, 0) as reader:
+        sink.observe((1, 2, 3, 3, 4))
+        sink.observe(values)
+        assert reader.read() == (1, 2, 3, 4)
+    assert (sink.publisher.published, sink.publisher.dropped, then.seen[-1]) == (1, 1, values)
+    sink.close()
+
+
+def test_an_engine_without_a_mailbox_has_its_own_sink(group: str) -> None:
+    then = Sink()
+    with MailboxWriter(group, 0):
+        sink = MailboxSink(group, 0, then=then)
+        sink.observe((1, 2, 3, 3, 4))
+        assert (sink.publisher.dropped, then.seen, sink.load()) == (1, [(1, 2, 3, 3, 4)], (1, 2, 3, 4))
+        sink.close()
+
+
+def test_ranks_that_do_not_report_have_none(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOADBOX_GROUP", group)
+    sink = Sink()
+    assert with_mailbox(sink, "tcp://127.0.0.1:1", 0, enabled=False) is sink
+    assert not os.path.exists(f"/dev/shm/loadbox.{group}.0")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "group"),
+    [
+        ("tcp://127.0.0.1:5004", "tokenspeed-127-0-0-1-5004"),
+        ("tcp://[fd00::1]:5004", "tokenspeed-fd00-1-5004"),
+        ("ipc:///tmp/a b", "tokenspeed-tmp-a-b"),
+        ("tcp://" + 40 * "long." + "example:5004", "tokenspeed-" + (40 * "long-" + "example-5004")[-53:].strip("-")),
+    ],
+)
+def test_a_group_is_made_of_the_endpoint(endpoint: str, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOADBOX_GROUP", raising=False)
+    assert group_of(endpoint) == group
+    with MailboxReader(group, 0) as reader:
+        assert reader.name == f"/loadbox.{group}.0"
+    monkeypatch.setenv("LOADBOX_GROUP", "mine")
+    assert group_of(endpoint) == "mine"
+
+
+def test_nothing_is_taken_from_messages(group: str) -> None:
+    with MailboxLoadStore(group, 1) as store:
+        assert store.accept(object()) is False
+        assert not store.is_complete_fresh()
+
+
+@pytest.fixture
+def theirs() -> Callable[..., str]:
+    """Runs a script beside the real modules."""
+    folder = os.path.abspath(os.environ.get("LOADBOX_TOKENSPEED", "none"))
+    if not os.path.isdir(os.path.join(folder, "tokenspeed")):
+        pytest.skip("tokenspeed 0.1.1 is not unpacked in $LOADBOX_TOKENSPEED; `make tokenspeed` does it")
+
+    def run(script: str, *arguments: str, **env: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(PEER), folder, textwrap.dedent(script), *arguments],
+            env={**os.environ, **env}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.slow
+def test_its_reporter_drives_our_sink(group: str, theirs: Callable[..., str]) -> None:
+    """With the one line that the documentation gives, put where its sinks are made, in each of its modes."""
+    out = theirs(
+        """
+        import inspect, sys, time
+        from loadbox.mailbox import MailboxReader, MailboxWriter
+        import loadbox.engines.tokenspeed
+
+        source = inspect.getsource(load_snapshot.create_load_reporter)
+        before = "    return LoadReporter("
+        assert source.count(before) == 1
+        line = "    publisher = loadbox.engines.tokenspeed.with_mailbox(publisher, endpoint, dp_rank, enabled=enabled)\\n"
+        assert line.strip() in loadbox.engines.tokenspeed.__doc__
+        load_snapshot.loadbox = loadbox
+        exec(source.replace(before, line + before), load_snapshot.__dict__)
+
+        group = sys.argv[1]
+        tail = []
+        stats = {"num_queue_reqs": 0, "num_active_pages": 0, "num_cached_pages": 0}
+
+        def make(rank, *, enabled=True, direct=False):
+            return load_snapshot.create_load_reporter(
+                enabled=enabled, direct_setter=(lambda *load: tail.append(load)) if direct else None,
+                endpoint="ipc:///tmp/" + group, dp_rank=rank, heartbeat_interval=1.0, num_total_pages=100,
+                sample_stats=lambda: stats,
+            )
+
+        for rank, direct in ((0, False), (1, True)):
+            reporter = make(rank, direct=direct)
+            with MailboxReader(group, rank, liveness_interval=0) as reader:
+                assert reader.state().name == "SILENT"
+                for i in range(300):
+                    stats.update(num_queue_reqs=i % 7, num_active_pages=i % 50, num_cached_pages=i % 40)
+                    if i % 3:
+                        reporter.observe(stats, i % 5)
+                    else:
+                        reporter.sample_and_observe(i % 5)
+                    assert reader.read() == (i % 5, i % 7, i % 50, 100)
+                    if direct:
+                        assert tail[-1] == reader.read()
+                with MailboxWriter(group, 9) as other:  # another server's
+                    reporter.close()
+                assert reader.state().name in ("CLOSED", "ABSENT"), reader.state()
+        silent = make(2, enabled=False)
+        silent.observe(stats, 1)
+        silent.sample_and_observe(1)
+        with MailboxReader(group, 2) as reader:
+            print(reader.state().name)
+        silent.close()
+        """,
+        group,
+        LOADBOX_GROUP=group,
+    )
+    assert out == "ABSENT\n"
+
+
+@pytest.mark.slow
+def test_our_store_answers_as_theirs(group: str, theirs: Callable[..., str]) -> None:
+    """The same loads, sent to its store and published to ours."""
+    out = theirs(
+        """
+        import random, sys, time
+        from loadbox.engines.tokenspeed import MailboxLoadStore, MailboxSink
+
+        group = sys.argv[1]
+        draw = random.Random(7)
+        now = [0.0]
+        real = load_snapshot.LoadSnapshotStore(3, clock=lambda: now[0])
+        sinks = [MailboxSink(group, rank, 3) for rank in range(3)]
+        ours = MailboxLoadStore(group, 3)
+        fields = ("dp_rank", "num_running_reqs", "num_waiting_reqs", "num_active_pages", "num_used_pages", "max_total_pages")
+
+        def same():
+            assert ours.is_complete_fresh() == real.is_complete_fresh()
+            assert ours.project_loads() == real.project_loads()
+            mine, its = ([[getattr(one, field) for field in fields] for one in store.fresh_snapshots()] for store in (ours, real))
+            assert mine == its, (mine, its)
+
+        same()
+        for i in range(300):
+            rank = draw.randrange(3)
+            active = draw.randrange(50)
+            values = (draw.randrange(9), draw.randrange(9), active, active, 100)
+            sinks[rank].observe(values)
+            assert real.accept(io_struct.LoadSnapshot(f"epoch{rank}", i, rank, *values, 1000))
+            same()
+        epochs = {one.dp_rank: (one.epoch, one.sequence) for one in ours.fresh_snapshots()}
+        assert len({epoch for epoch, _ in epochs.values()}) == 3
+        assert len(real.project_loads()) == 3
+
+        sinks[1].close()  # dead at once, where its own store waits for the time limit
+        assert not ours.is_complete_fresh() and ours.project_loads() == []
+        assert [one.dp_rank for one in ours.fresh_snapshots()] == [0, 2]
+        sinks[1] = MailboxSink(group, 1, 3)
+        assert not ours.is_complete_fresh()  # SILENT: unknown is not idle
+        sinks[1].observe((0, 0, 0, 0, 100))
+        end = time.monotonic() + 20
+        while not ours.is_complete_fresh():  # a mailbox that was made anew is looked for every 0.1 s
+            assert time.monotonic() < end
+        print(len(ours.project_loads()))
+        for sink in sinks:
+            sink.close()
+        ours.close()
+        """,
+        group,
+    )
+    assert out == "3\n"
+
+
+@pytest.mark.slow
+def test_its_controller_needs_no_message(group: str, theirs: Callable[..., str]) -> None:
+    """Its own ``budget_scheduler`` and budget, asked before every dispatch, follow the mailboxes."""
+    out = theirs(
+        """
+        import sys, time, types
+        from loadbox.engines.tokenspeed import MailboxLoadStore, MailboxSink
+
+        group = sys.argv[1]
+        sent = []
+        budget = controller.DPBudget(controller.LoadBalanceMethod.SHORTEST_QUEUE)
+        its = types.SimpleNamespace(
+            dp_budget=budget,
+            load_snapshot_store=MailboxLoadStore(group, 2, budget=budget),
+            workers=[types.SimpleNamespace(send_pyobj=lambda req, rank=rank: sent.append(rank)) for rank in range(2)],
+            round_robin_scheduler=lambda req: sent.append("round robin"),
+        )
+
+        def fresh(n):
+            "The mailboxes are looked for every 0.1 s; waits until so many are fresh."
+            end = time.monotonic() + 20
+            while len(its.load_snapshot_store.fresh_snapshots()) != n:
+                assert time.monotonic() < end
+
+        def dispatch(n=1):
+            del sent[:]
+            for _ in range(n):
+                controller.DataParallelController.budget_scheduler(its, None)
+            return list(sent)
+
+        assert dispatch() == ["round robin"]  # no rank has reported
+        busy, idle = MailboxSink(group, 0, 2), MailboxSink(group, 1, 2)
+        busy.observe((4, 2, 50, 50, 100))
+        fresh(1)
+        assert dispatch() == ["round robin"]  # one has not
+        idle.observe((0, 0, 0, 0, 100))
+        fresh(2)
+        assert dispatch(6) == [1] * 6  # up to level
+        assert dispatch() == ["round robin"]  # level
+        idle.observe((3, 3, 60, 60, 100))  # the six have arrived
+        busy.observe((0, 0, 0, 0, 100))
+        assert dispatch(2) == [0, 0]  # and the loads have swapped
+        idle.close()
+        assert dispatch() == ["round robin"]
+        busy.observe((2, 0, 10, 10, 100))
+        idle = MailboxSink(group, 1, 2)
+        idle.observe((0, 0, 0, 0, 100))
+        fresh(2)
+        print(dispatch())
+        busy.close(), idle.close()
+        """,
+        group,
+    )
+    assert out == "[1]\n"
