@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
-from loadbox.mailbox import _names
+from loadbox.mailbox import MailboxError, _names
 
-__all__ = ["Number", "to_group"]
+__all__ = ["Number", "explained", "to_group"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
@@ -27,3 +31,16 @@ def to_group(ctx: click.Context, param: click.Parameter, value: str | None) -> s
         return None if value is None else _names.check_group(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def explained(command: _Command) -> _Command:
+    """Let a command end with one sentence where the mailbox refuses."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except MailboxError as error:
+            raise click.ClickException(str(error)) from None
+
+    return run  # type: ignore[return-value]  # the same signature, which wraps cannot say

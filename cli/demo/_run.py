@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
 import shutil
 import signal
 import tempfile
@@ -13,8 +11,9 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 
+from loadbox.cli._show import save_svg
 from loadbox.cli.demo import _reports
 from loadbox.cli.demo._children import Children
 from loadbox.cli.demo._observe import Observer
@@ -86,14 +85,6 @@ def _clean(options: Options) -> None:
         _segment.clean(name)
 
 
-def _save(path: Path, content: RenderableType) -> None:
-    canvas = Console(record=True, width=_STILL_WIDTH, force_terminal=True, color_system="truecolor", file=io.StringIO())
-    canvas.print(content, highlight=False)
-    # Without rich's web fonts, since a picture loads nothing; with the spaces that some viewers leave out.
-    picture = re.sub(r"@font-face \{.*?\}\s*", "", canvas.export_svg(title="loadbox demo"), flags=re.DOTALL)
-    path.write_text(picture.replace("<svg ", '<svg xml:space="preserve" ', 1), encoding="utf-8")
-
-
 def run(options: Options, arrivals: list[Request], console: Console, *, plain: bool, still: Path | None = None) -> int:
     """Run the demo and print its summary; the exit code.
 
@@ -124,7 +115,7 @@ def run(options: Options, arrivals: list[Request], console: Console, *, plain: b
             watch.listen(children.stop())
         print_summary(console, observer)
         if still is not None:
-            _save(still, Group(draw(picture), "", summary(observer)))
+            save_svg(still, Group(draw(picture), "", summary(observer)), title="loadbox demo", width=_STILL_WIDTH)
     if stop.number:
         console.print(f"Stopped by {signal.Signals(stop.number).name}.", highlight=False)
         return 128 + stop.number

@@ -9,9 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from loadbox.cli._show import seconds
 from loadbox.cli.demo._figures import percentile
 from loadbox.cli.demo._observe import Observer, Replay
-from loadbox.cli.demo._view import seconds
 
 __all__ = ["print_summary", "summary"]
 

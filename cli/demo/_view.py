@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from loadbox.cli._show import KV_WIDTH, kv_bar, seconds, state_text
 from loadbox.cli.demo._figures import percentile
 from loadbox.cli.demo._observe import Picture, RankRow, Replay
 from loadbox.mailbox import RankState
@@ -19,26 +20,10 @@ from loadbox.mailbox import RankState
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LiveView", "PlainView", "View", "draw", "seconds"]
+__all__ = ["LiveView", "PlainView", "View", "draw"]
 
-_STYLES = {
-    RankState.LIVE: "green",
-    RankState.STALLED: "yellow",
-    RankState.DEAD: "bold red",
-    RankState.REFUSED: "bold red",
-}
-_BAR = 10
 _LIVE_INTERVAL_S = 0.12
 _PLAIN_INTERVAL_S = 1.0
-
-
-def seconds(value: float | None) -> str:
-    """A duration for people: 850 µs, 12 ms, 1.25 s; a dash if there is none."""
-    if value is None:
-        return "-"
-    if value < 0.001:
-        return f"{value * 1e6:.0f} µs"
-    return f"{value * 1e3:.0f} ms" if value < 0.9995 else f"{value:.2f} s"
 
 
 def draw(picture: Picture) -> RenderableType:
@@ -58,7 +43,7 @@ def _ranks(rows: list[RankRow]) -> Table:
     table.add_column("state", width=7, no_wrap=True)
     for name in ("running", "waiting"):
         table.add_column(name, justify="right", width=7, no_wrap=True)
-    table.add_column("KV pages", width=_BAR + 15, no_wrap=True)
+    table.add_column("KV pages", width=KV_WIDTH, no_wrap=True)
     table.add_column("age", justify="right", width=7, no_wrap=True)
     table.add_column("iter/s", justify="right", width=6, no_wrap=True)
     for row in rows:
@@ -67,21 +52,14 @@ def _ranks(rows: list[RankRow]) -> Table:
         table.add_row(
             str(row.rank),
             str(row.pid),
-            Text(row.state.name, _STYLES.get(row.state, "dim")),
+            state_text(row.state),
             str(load[0]) if load else "-",
             Text(str(load[1]), "yellow" if load[1] else "") if load else "-",
-            _kv(load[2], load[3]) if load else "-",
+            kv_bar(load[2], load[3]) if load else "-",
             seconds(row.age_s),
             f"{rate:.0f}" if rate is not None else "-",
         )
     return table
-
-
-def _kv(active: int, total: int) -> Text:
-    share = active / total
-    full = round(share * _BAR)
-    style = "red" if share > 0.95 else "yellow" if share > 0.8 else "cyan"
-    return Text.assemble(("█" * full, style), ("░" * (_BAR - full), "dim"), f" {share:4.0%} {active}/{total}")
 
 
 def _replays(replays: list[Replay]) -> Table:

@@ -1,0 +1,1 @@
+"""``loadbox top``: every group and rank of this host, live."""
