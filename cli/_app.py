@@ -8,6 +8,9 @@ from importlib import metadata
 import click
 
 from loadbox.cli._clean import clean
+from loadbox.cli._inspect import inspect
+from loadbox.cli._ls import ls
+from loadbox.cli._watch import watch
 from loadbox.cli.demo._command import demo
 from loadbox.cli.top._command import top
 
@@ -23,11 +26,14 @@ def app(no_color: bool) -> None:
     \b
     loadbox demo     see it work: four ranks, a public request trace, a live table
     loadbox top      every group and rank on this host, live
+    loadbox ls       the files that they have in /dev/shm, and their states
+    loadbox inspect  all about one file, and what is odd about it
+    loadbox watch    one rank's load as it changes, for logs and spreadsheets
     loadbox clean    remove what killed processes left in /dev/shm
     """
     if no_color:
         os.environ["NO_COLOR"] = "1"  # rich looks for it, and so do the processes that a command starts
 
 
-for command in (demo, top, clean):
+for command in (demo, top, ls, inspect, watch, clean):
     app.add_command(command)

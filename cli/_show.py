@@ -10,26 +10,22 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from loadbox.mailbox import RankState
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from loadbox.mailbox import RankState
 
 __all__ = ["KV_WIDTH", "kv_bar", "save_svg", "seconds", "size", "state_text", "user"]
 
 _BAR = 10
 KV_WIDTH = _BAR + 15
-_STYLES = {
-    RankState.LIVE: "green",
-    RankState.STALLED: "yellow",
-    RankState.DEAD: "bold red",
-    RankState.REFUSED: "bold red",
-}
+_STYLES = {"LIVE": "green", "STALLED": "yellow", "DEAD": "bold red", "REFUSED": "bold red"}
 
 
-def state_text(state: RankState) -> Text:
+def state_text(state: RankState | str) -> Text:
     """The state's name in its colour."""
-    return Text(state.name, _STYLES.get(state, "dim"))
+    name = state if isinstance(state, str) else state.name
+    return Text(name, _STYLES.get(name, "dim"))
 
 
 def seconds(value: float | None) -> str:

@@ -109,7 +109,7 @@ class Survey:
         """How things are now, sorted by group and rank."""
         ranks, with_boards = self._names()
         for key in ranks - self._followed.keys():
-            self._followed[key] = _Followed(MailboxReader(*key))
+            self._followed[key] = _Followed(MailboxReader(*key, liveness_interval=0))  # looks are rare, and each is to be true
         frontends, sums = self._look_at_boards(with_boards)
         looks: dict[str, list[RankLook]] = {group: [] for group in frontends}
         for key in sorted(self._followed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from loadbox.cli._app import app
 from loadbox.mailbox import MailboxWriter
+from loadbox.reader import LoadReader
 from loadbox.reader._chooser import CHOOSERS
 
 HOLD = """
@@ -55,7 +57,27 @@ def test_help_teaches() -> None:
     for word in ("--seconds", "--seed", "--group", "kill -9 PID", *CHOOSERS.keys() - {"round-robin"}):
         assert word in demo
     assert "--svg" not in demo
-    assert "leftovers do no harm" in invoke("clean", "--help").lower()
+    clean = invoke("clean", "--help")
+    assert "leftovers do no harm" in clean.lower()
+    assert "mailboxes and dispatch boards" in clean
+
+
+@pytest.mark.parametrize("name", sorted(app.commands))
+def test_each_command_teaches_by_examples(name: str) -> None:
+    assert f"\n  loadbox {name} " in invoke("--help")
+    assert invoke(name, "--help").count(f"\n  loadbox {name} ") >= 2
+
+
+def test_help_is_quick(children: Any) -> None:
+    """Nothing that only some command needs is loaded for it."""
+    code = """
+        import sys
+        from click.testing import CliRunner
+        from loadbox.cli._app import app
+        assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+        print([name for name in ("numpy", "rich", "zmq", "msgspec", "prometheus_client") if name in sys.modules])
+    """
+    assert children.run(code) == "[]\n"
 
 
 def test_clean_removes_what_nobody_owns_and_says_why_it_keeps_the_rest(group: str, children: Any) -> None:
@@ -79,6 +101,20 @@ def test_clean_touches_only_the_group_it_was_told(groups: Callable[[], str], chi
     leave_behind(children, other, 0)
     assert f"removed /loadbox.{mine}.0" in invoke("clean", "--group", mine)
     assert os.path.exists(f"/dev/shm/loadbox.{other}.0")
+
+
+def test_clean_covers_boards_and_what_is_half_made(group: str) -> None:
+    left, half = f"loadbox.{group}.f.0123456789abcdef", f"loadbox.{group}.0"
+    for name in (left, half):
+        Path(f"/dev/shm/{name}").touch(0o600)
+    with LoadReader(group, 1):  # it removes what dead frontends have left
+        assert not os.path.exists(f"/dev/shm/{left}")
+        Path(f"/dev/shm/{left}").touch(0o600)
+        said = invoke("clean", "--group", group)
+        assert f"removed /{left}\n" in said
+        assert f"removed /{half}\n" in said
+        assert re.search(rf"kept     /loadbox\.{group}\.f\.[0-9a-f]+: its owner is alive \(pid {os.getpid()}\)\n", said)
+        assert said.endswith("2 removed, 1 kept.\n")
 
 
 def test_clean_refuses_a_bad_group() -> None:

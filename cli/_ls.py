@@ -1,0 +1,74 @@
+"""The command ``loadbox ls``."""
+
+from __future__ import annotations
+
+import click
+
+from loadbox.cli._params import explained, to_group
+from loadbox.mailbox import _files, _names
+
+__all__ = ["ls"]
+
+
+@click.command()
+@click.option("--group", callback=to_group, help="Only this DP group's.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON: a list of objects.")
+@explained
+def ls(group: str | None, as_json: bool) -> None:
+    """List the mailboxes and dispatch boards in /dev/shm.
+
+    One line a file: its state, kind, size, mode, user and name.  A rank's states are those that a reader of this user finds; a
+    board is LIVE while its frontend lives.  Nothing but names of loadbox's own is listed.
+
+    \b
+    loadbox ls                          everything
+    loadbox ls --group llama-0          one DP group's
+    loadbox ls --json | jq -r '.[] | select(.state == "DEAD") | .name'
+    loadbox inspect NAME                all about one of them
+    """
+    import stat
+
+    from loadbox.cli._examine import kind_of_name, state_of
+    from loadbox.cli._record import to_json
+    from loadbox.cli._show import state_text, user
+
+    records = []
+    for name in _names.list_names():
+        found = _files.stat_name(name)
+        if found is None or group not in (None, name.split(".")[1]):
+            continue
+        try:
+            state, reason = state_of(name)
+            kind, of, rank = kind_of_name(name)
+        except FileNotFoundError:
+            continue
+        records.append(
+            {
+                "name": name,
+                "kind": kind,
+                "group": of,
+                "rank": rank,
+                "state": state,
+                "reason": reason,
+                "size": found.st_size,
+                "mode": f"{stat.S_IMODE(found.st_mode):04o}",
+                "uid": found.st_uid,
+                "user": user(found.st_uid),
+            }
+        )
+    if as_json:
+        click.echo(to_json(records))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for heading, right in (("state", False), ("kind", False), ("size", True), ("mode", False), ("owner", False), ("name", False)):
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
+    for record in records:
+        words = (record["kind"], record["size"], record["mode"], record["user"], record["name"])
+        table.add_row(state_text(str(record["state"])), *map(str, words))
+    if records:
+        Console(width=1000).print(table, highlight=False)
+    else:
+        click.echo("Nothing: no scheduler and no frontend has made anything here.", err=True)
