@@ -81,13 +81,24 @@ static int closed(const slot *s)
     return s->seg != NULL && s->have && s->words.kv_total_pages == 0 && lbx_load(&s->seg->header.state) == LBX_STATE_CLOSED;
 }
 
-/* Is the mapped file still the one that the name leads to, and whole?  If not, look for it by name.  Changed?  -1: exception. */
+/* Its last owner is gone, as far as is known.  If the file was renamed or linked, it still has a name, and the next owner another file. */
+static int ended(const slot *s) { return s->lost || closed(s); }
+
+/* Does fd lead to the file that is mapped? */
+static int mapped(const slot *s, int fd)
+{
+    struct stat found;
+
+    return s->seg != NULL && fstat(fd, &found) == 0 && found.st_dev == s->dev && found.st_ino == s->ino;
+}
+
+/* Is the mapped file still there and whole, and does its owner live?  If not, look by name.  Changed?  -1: exception. */
 static int check(slot *s, PyObject *owner, Py_ssize_t rank)
 {
     PyObject *found, *reason;
     struct stat now;
     unsigned long long my_time_ns;
-    int fd, error;
+    int fd, error, named = 0;
 
     if (s->seg != NULL) {
         if (fstat(s->fd, &now) == -1 || now.st_dev != s->dev || now.st_ino != s->ino) {
@@ -96,7 +107,9 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
         } else if (now.st_size < LBX_SEGMENT_SIZE) {
             slot_drop(s);
         } else if (now.st_nlink > 0) {
-            return 0;
+            if (!ended(s))
+                return 0;
+            named = 1;
         }
     }
     /* Python code runs here: another thread may read this slot meanwhile, or close it. */
@@ -106,6 +119,12 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
     if (!PyArg_ParseTuple(found, "iOK", &fd, &reason, &my_time_ns)) {
         Py_DECREF(found);
         return -1;
+    }
+    if (fd >= 0 ? mapped(s, fd) : named && s->seg != NULL) { /* nobody has taken its place */
+        Py_DECREF(found);
+        if (fd >= 0)
+            close(fd);
+        return 0;
     }
     if (fd >= 0) {
         error = bind(s, fd, my_time_ns);

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from loadbox.mailbox import _attach, _seqlock
-from loadbox.mailbox._names import check_dp_size, check_group, list_ranks, segment_name
+from loadbox.mailbox._names import SHM_DIR, check_dp_size, check_group, list_ranks, segment_name
 from loadbox.mailbox._reader import to_ns
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupReader"]
 
+_MANY = 1024  # ranks up to which each absent one is simply tried; no host has more
+_LISTING_S = 0.01
 _FIELDS = (
     ("num_running", "<i8"),
     ("num_waiting", "<i8"),
@@ -55,7 +59,7 @@ class GroupReader(_seqlock.GroupCore):
     The reader keeps the last ``out``, so give the same array again, and never resize it with ``refcheck=False``.
     """
 
-    __slots__ = ("_dtype", "_group", "_names")
+    __slots__ = ("_dtype", "_group", "_listed", "_listed_until")
 
     def __init__(self, group: str, dp_size: int | None = None, *, stall_after: float = 5.0, liveness_interval: float = 0.1) -> None:
         import numpy  # here, so that a scheduler that only publishes does not load it
@@ -64,7 +68,8 @@ class GroupReader(_seqlock.GroupCore):
         size = check_dp_size(dp_size) or 0
         stall_ns, interval_ns = to_ns("stall_after", stall_after), to_ns("liveness_interval", liveness_interval)
         self._dtype = numpy.dtype(list(_FIELDS), align=True)
-        self._names: list[str] = []
+        self._listed: frozenset[int] | None = None
+        self._listed_until = 0.0
         _seqlock.require_supported()
         self._setup(size, stall_ns, interval_ns, dp_size is None)
 
@@ -79,9 +84,18 @@ class GroupReader(_seqlock.GroupCore):
         return self._dtype
 
     def _find(self, rank: int, /) -> tuple[int, str | None, int]:
-        while len(self._names) <= rank:
-            self._names.append(segment_name(self._group, len(self._names)))
-        return _attach.find(self._names[rank], rank)
+        if len(self) > _MANY and not self._may_exist(rank):
+            return -1, None, 0
+        return _attach.find(segment_name(self._group, rank), rank)
+
+    def _may_exist(self, rank: int) -> bool:
+        """Is the name in /dev/shm, as of 10 ms ago?  A header may promise 65,536 ranks, and opening so many takes seconds."""
+        now = monotonic()
+        if now >= self._listed_until:
+            self._listed_until = now + _LISTING_S
+            self._listed = frozenset(list_ranks(self._group)) if os.access(SHM_DIR, os.R_OK) else None
+        listed = self._listed
+        return listed is None or rank in listed
 
     def _discover(self) -> int:
         """The group's size, going by the ranks that somebody trustworthy made; a stranger's name must not swell the table."""

@@ -135,7 +135,7 @@ class Slot:
         return changed
 
     def _check(self, find: Callable[[], tuple[int, str | None, int]]) -> bool:
-        gone = None
+        gone, named = None, False
         if self.memory is not None:
             try:
                 found = os.fstat(self.fd)
@@ -147,12 +147,19 @@ class Slot:
                 elif found.st_size < SEGMENT_SIZE:
                     gone = f"it shrank to {found.st_size} bytes"
                 elif found.st_nlink:
-                    return False
+                    if not self.lost and not self._closed():
+                        return False
+                    # Its owner is gone.  If the file was renamed or linked, it has a name still, and the next owner another file.
+                    named = True
             if gone:
                 if "descriptor" in gone:
                     self.fd = -1  # not ours to close any more
                 self.drop()
         fd, reason, my_time_ns = find()
+        if self._mapped(fd) if fd >= 0 else named and self.memory is not None:  # nobody has taken its place
+            if fd >= 0:
+                os.close(fd)
+            return False
         if fd >= 0:
             try:
                 self.bind(fd, my_time_ns)
@@ -166,6 +173,10 @@ class Slot:
         self.drop()
         self.reason = reason
         return True
+
+    def _mapped(self, fd: int) -> bool:
+        found = os.fstat(fd)
+        return self.memory is not None and (found.st_dev, found.st_ino) == self.identity
 
     def _accept(self, seq: int, words: tuple[int, int, int, int, int, int], now: int) -> None:
         assert self.memory is not None

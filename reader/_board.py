@@ -17,7 +17,7 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from loadbox.mailbox import _segment, _seqlock
+from loadbox.mailbox import _files, _segment, _seqlock
 from loadbox.mailbox._fork_py import enlist
 from loadbox.mailbox._host import boot_id, time_ns_inode
 from loadbox.mailbox._layout import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Board", "board_names"]
 
 _STATE = 72  # the header's offset of state
+_START_WAIT = 2.0
 _entropy = random.SystemRandom()
 
 
@@ -72,9 +73,10 @@ class Board:
         self.capacity = (size - RECORD_OFFSET) // 8
         self.name = f"/loadbox.{group}.f.{_entropy.getrandbits(64):016x}"
         self._lock_fd = -1
-        _, map_fd = _segment.claim(self.name, KIND_BOARD, mode=0o600, start_wait=0.0, size=size, hold=self._hold)
+        # Nobody else has this name, but another frontend that starts may clear it away before it is locked: then it is made anew.
+        _, map_fd = _segment.claim(self.name, KIND_BOARD, mode=0o600, start_wait=_START_WAIT, size=size, hold=self._hold)
         try:
-            self._map = mmap.mmap(map_fd, size)
+            self._map = _files.map_shared(map_fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
             self.words = memoryview(self._map)[RECORD_OFFSET:].cast("Q")
             self._begin()
         except BaseException:

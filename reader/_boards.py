@@ -79,7 +79,7 @@ class Boards:
                 self._skip(name, None)
             else:
                 end = RECORD_OFFSET + 8 * header.capacity
-                memory = mmap.mmap(fd, end, prot=mmap.PROT_READ)
+                memory = _files.map_shared(fd, end, mmap.PROT_READ)
                 self._others[name] = _Other(fd, memoryview(memory)[RECORD_OFFSET:end].cast("Q"), header.epoch)
                 fd = -1
         except OSError as error:

@@ -84,9 +84,14 @@ static void take_nothing(shown *v)
     v->reported_ns = NEVER_NS;
 }
 
-static int merge_rank(shown *v, input *s, const row *r, uint64_t mine, uint64_t others, int64_t now_ns, int64_t last_ns)
+/* What the other frontends have at a rank. */
+typedef struct {
+    int64_t in_flight, owed;
+} sum;
+
+static int merge_rank(shown *v, input *s, const row *r, uint64_t mine, sum others, int64_t now_ns, int64_t last_ns)
 {
-    const int64_t own = (uint32_t)mine, theirs = (int64_t)(others >> 32);
+    const int64_t own = (uint32_t)mine, theirs = others.owed;
 
     if (r->epoch != s->epoch || (uint8_t)r->state != s->state)
         return CHANGED;
@@ -100,7 +105,7 @@ static int merge_rank(shown *v, input *s, const row *r, uint64_t mine, uint64_t 
         s->report_ns = v->reported_ns;
         s->others_owed = theirs;
     }
-    v->in_flight = own + (uint32_t)others;
+    v->in_flight = own + others.in_flight;
     v->owed = (int64_t)(mine >> 32) + theirs;
     v->unseen = s->unseen + theirs - s->others_owed;
     v->own = own;
@@ -114,7 +119,7 @@ static uint64_t word(const Py_buffer *board, Py_ssize_t rank)
     return __atomic_load_n((const uint64_t *)board->buf + rank, __ATOMIC_RELAXED);
 }
 
-static int add_board(PyObject *board, uint64_t *sums, Py_ssize_t first, Py_ssize_t count)
+static int add_board(PyObject *board, sum *sums, Py_ssize_t first, Py_ssize_t count)
 {
     Py_buffer words;
     Py_ssize_t i;
@@ -122,8 +127,12 @@ static int add_board(PyObject *board, uint64_t *sums, Py_ssize_t first, Py_ssize
     if (PyObject_GetBuffer(board, &words, PyBUF_SIMPLE) == -1)
         return -1;
     count = least(count, words.len / 8 - first);
-    for (i = 0; i < count; i++)
-        sums[i] += word(&words, first + i);
+    for (i = 0; i < count; i++) {
+        const uint64_t w = word(&words, first + i);
+
+        sums[i].in_flight += (uint32_t)w;
+        sums[i].owed += (int64_t)(w >> 32);
+    }
     PyBuffer_Release(&words);
     return 0;
 }
@@ -133,7 +142,7 @@ static long merge_all(const Py_buffer *view, const Py_buffer *inputs, const Py_b
 {
     const Py_ssize_t n = view->len / (Py_ssize_t)sizeof(shown), others = PyList_GET_SIZE(boards);
     input *const s = inputs->buf;
-    uint64_t sums[BLOCK];
+    sum sums[BLOCK];
     Py_ssize_t first, i, board, last = -1;
     long result = 0;
 

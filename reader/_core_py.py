@@ -33,10 +33,11 @@ def merge(
     v, s = memoryview(view).cast("q"), memoryview(inputs).cast("q")
     words, mine = rows.tolist(), own.tolist()
     n = len(v) // len(VIEW_COLUMNS)
-    others = [0] * n
+    others, others_owed = [0] * n, [0] * n
     for board in boards:
         for i, word in zip(range(n), board.tolist(), strict=False):
-            others[i] += word
+            others[i] += word & _LOW
+            others_owed[i] += word >> 32
     flags, last = 0, -1
     for i in range(n):
         at, to, of = i * _ROW, i * len(VIEW_COLUMNS), i * len(INPUT_COLUMNS)
@@ -60,7 +61,7 @@ def merge(
         else:
             running = waiting = active = total = believed = mailbox = 0
             reported_ns = NEVER_NS
-        in_flight, owed, theirs = mine[i] & _LOW, mine[i] >> 32, others[i] >> 32
+        in_flight, owed, theirs = mine[i] & _LOW, mine[i] >> 32, others_owed[i]
         if reported_ns != s[of + _I["report_ns"]] or theirs < s[of + _I["others_owed"]]:
             s[of + _I["report_ns"]] = reported_ns
             s[of + _I["others_owed"]] = theirs
@@ -73,7 +74,7 @@ def merge(
             last = i
         row = (
             running, waiting, active, total, reported_ns,
-            in_flight + (others[i] & _LOW), owed + theirs, unseen + theirs - s[of + _I["others_owed"]], in_flight,
+            in_flight + others[i], owed + theirs, unseen + theirs - s[of + _I["others_owed"]], in_flight,
             believed, mailbox, s[of + _I["available"]],
         )  # fmt: skip
         for place, word in zip(range(to, to + len(row)), row, strict=True):

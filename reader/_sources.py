@@ -103,11 +103,12 @@ class Sources:
         """Bring the view up to now, and give it.  Waits for nobody."""
         before_ns = monotonic_ns()
         if self._reader is not None:
-            try:
-                self._reader.read(self._rows)
-            except ValueError:  # the group has grown
-                self.grow(len(self._reader.read()))
-                self._reader.read(self._rows)
+            while True:
+                try:
+                    self._reader.read(self._rows)
+                    break
+                except ValueError:  # the group has grown, and may do so again meanwhile
+                    self.grow(len(self._reader.read()))
         view = self.view
         view.now_ns = now_ns = monotonic_ns()
         if now_ns >= self._next_boards_ns:
