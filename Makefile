@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean
+.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,21 @@ tokenspeed: $(VENV)/.installed ## the adapter and the piggyback against the code
 	else \
 		echo "SKIPPED: tokenspeed 0.1.1 cannot be installed here, so NOTHING was tested against it"; \
 	fi
+
+$(VENV)-peers/.installed: $(SOURCES)
+	@test -x $(VENV)-peers/bin/python || $(PYTHON) -m venv $(VENV)-peers
+	@rm -rf build
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check '.[cli]' kickmsg==0.9.2 || true
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check iceoryx2==0.10.0 membridge==1.0.0 redis prometheus_client || true
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)-peers/sglang sglang==0.5.23 || true
+	@rm -rf build
+	@touch $@
+
+peers: $(VENV)-peers/.installed ## the closest peers beside loadbox in one run: times, torn reads, what is left after a kill; about a minute
+	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --quick $(ARGS)
+
+peers-full: $(VENV)-peers/.installed ## every peer that can be had, several passes; writes benchmarks/results/peers.json; a quarter of an hour
+	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --json benchmarks/results/peers.json $(ARGS)
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
 	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
