@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean
+.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean vllm bench-vllm
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -69,7 +69,7 @@ peers: $(VENV)-peers/.installed ## the closest peers beside loadbox in one run: 
 	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --quick $(ARGS)
 
 peers-full: $(VENV)-peers/.installed ## every peer that can be had, several passes; writes benchmarks/results/peers.json; a quarter of an hour
-	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --json benchmarks/results/peers.json $(ARGS)
+	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --json benchmarks/results/peers.json $(ARGS) # vLLM wants other versions than rest, and gigabytes: environment its own. Its imports are slow enough without compiling. vllm bench-vllm: export PYTHONDONTWRITEBYTECODE = $(VENV)-vllm/.installed: $(VENV)-vllm/bin/python '.[test]' vllm: vLLM 0.32 with its scheduler our mailbox: real scheduler, and server two ranks; installs 3 GB first time @if timeout 600 tests/engines/install_vllm.py $(VENV)-vllm; then \ $(MAKE) --no-print-directory $(VENV)-vllm/.installed && \ LOADBOX_REQUIRE_VLLM=1 timeout 700 $(VENV)-vllm/bin/pytest -W default tests/engines/vllm $(ARGS); \ else \ echo "SKIPPED: vLLM 0.32 cannot installed here, so NOTHING was tested against it"; \ fi
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
 	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
@@ -93,4 +93,4 @@ types: $(VENV)/.installed ## mypy --strict, on the installed package
 	$(PY) -m mypy -p loadbox.mailbox -p loadbox.piggyback -p loadbox.reader -p loadbox.engines -p loadbox.cli
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-twin build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-twin $(VENV)-vllm build dist *.egg-info
