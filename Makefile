@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed bench bench-routing bench-routing-full lint types clean vllm bench-vllm
+.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install bench bench-vllm bench-routing bench-routing-full lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -69,7 +69,30 @@ peers: $(VENV)-peers/.installed ## the closest peers beside loadbox in one run: 
 	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --quick $(ARGS)
 
 peers-full: $(VENV)-peers/.installed ## every peer that can be had, several passes; writes benchmarks/results/peers.json; a quarter of an hour
-	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --json benchmarks/results/peers.json $(ARGS) # vLLM wants other versions than rest, and gigabytes: environment its own. Its imports are slow enough without compiling. vllm bench-vllm: export PYTHONDONTWRITEBYTECODE = $(VENV)-vllm/.installed: $(VENV)-vllm/bin/python '.[test]' vllm: vLLM 0.32 with its scheduler our mailbox: real scheduler, and server two ranks; installs 3 GB first time @if timeout 600 tests/engines/install_vllm.py $(VENV)-vllm; then \ $(MAKE) --no-print-directory $(VENV)-vllm/.installed && \ LOADBOX_REQUIRE_VLLM=1 timeout 700 $(VENV)-vllm/bin/pytest -W default tests/engines/vllm $(ARGS); \ else \ echo "SKIPPED: vLLM 0.32 cannot installed here, so NOTHING was tested against it"; \ fi
+	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --json benchmarks/results/peers.json $(ARGS)
+
+# vLLM wants other versions than the rest, and gigabytes: an environment of its own.  Its imports are slow enough without compiling.
+vllm vllm-install bench-vllm: export PYTHONDONTWRITEBYTECODE =
+
+$(VENV)-vllm/.installed: $(SOURCES)
+	@rm -rf build
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
+	@touch $@
+
+vllm-install: ## an environment with vLLM 0.32 for CPUs and this package, in .venv-vllm; 3 GB, two minutes and more
+	@timeout 600 $(PYTHON) tests/engines/install_vllm.py $(VENV)-vllm
+	@$(MAKE) --no-print-directory $(VENV)-vllm/.installed
+
+vllm: ## vLLM 0.32 with its scheduler in our mailbox: the real scheduler, and a server of two ranks; makes vllm-install first
+	@if timeout 600 $(PYTHON) tests/engines/install_vllm.py $(VENV)-vllm; then \
+		$(MAKE) --no-print-directory $(VENV)-vllm/.installed && \
+		LOADBOX_REQUIRE_VLLM=1 timeout 700 $(VENV)-vllm/bin/pytest -W default tests/engines/vllm $(ARGS); \
+	else \
+		echo "SKIPPED: vLLM 0.32 cannot be installed here, so NOTHING was tested against it"; \
+	fi
+
+bench-vllm: vllm-install ## what the mailbox costs vLLM's scheduler, side by side with vLLM's own; minutes
+	@timeout 600 $(VENV)-vllm/bin/python benchmarks/vllm_cost.py $(ARGS)
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
 	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)

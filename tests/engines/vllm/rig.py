@@ -1,6 +1,6 @@
 """vLLM's real scheduler, configured as the server configures it, with a model that makes up its tokens in no time.
 
-Used by the tests here and by ``benchmarks/bench_vllm.py``.
+Used by the tests here and by ``benchmarks/vllm_cost.py``.
 """
 
 from __future__ import annotations
@@ -97,11 +97,14 @@ class Rig:
             return False
         output = scheduler.schedule()
         self.preempted += len(output.preempted_req_ids or ())
-        names = list(output.num_scheduled_tokens)
-        tokens = [[] if scheduler.requests[name].is_prefill_chunk else [7] for name in names]
-        made = ModelRunnerOutput(names, {name: n for n, name in enumerate(names)}, tokens)
-        self._flying.append((output, made))
+        self._flying.append((output, self.make_up(output)))
         return True
+
+    def make_up(self, output: Any) -> ModelRunnerOutput:
+        """What a model would have made of a batch, to be called right after it has been scheduled."""
+        names = list(output.num_scheduled_tokens)
+        tokens = [[] if self.scheduler.requests[name].is_prefill_chunk else [7] for name in names]
+        return ModelRunnerOutput(names, {name: n for n, name in enumerate(names)}, tokens)
 
     def apply(self) -> bool:
         """Apply the oldest batch in flight, if no more can be scheduled before."""
