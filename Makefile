@@ -5,7 +5,8 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install bench bench-vllm bench-routing bench-routing-full lint types clean
+.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
+.PHONY: bench bench-full bench-vllm bench-routing bench-routing-full instructions lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -97,9 +98,18 @@ bench-vllm: vllm-install ## what the mailbox costs vLLM's scheduler, side by sid
 wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
 	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
 
-bench: $(VENV)/.installed ## the quick benchmarks: ratios, side by side in one run
-	@set -e; for script in benchmarks/bench_*.py; do $(PY) $$script; done
-	@$(PY) benchmarks/routing --quick
+bench: $(VENV)/.installed ## the quick benchmarks: one table of ratios, side by side in one run, about a minute
+	@$(PY) benchmarks/quick.py
+
+bench-full: $(VENV)/.installed $(VENV)-peers/.installed ## all benchmarks but the routing study, some 20 minutes; writes benchmarks/results/*.json and the plots
+	$(PY) -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.7'
+	@set -e; for name in mailbox engines piggyback reader latency propagation staleness; do \
+		$(PY) benchmarks/bench_$$name.py --json benchmarks/results/$$name.json; done
+	@$(MAKE) --no-print-directory peers-full
+	@$(PY) benchmarks/plots.py
+
+instructions: ## instructions of a bare publish and read against the committed figures; needs valgrind and a C compiler
+	@$(PYTHON) benchmarks/instructions.py $(ARGS)
 
 bench-routing: $(VENV)/.installed ## ways of choosing a rank, by simulation: the quick variant, under a minute
 	@$(PY) benchmarks/routing --quick $(ARGS)

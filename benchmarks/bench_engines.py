@@ -1,13 +1,17 @@
 """What an engine pays for the promise that nothing of the mailbox reaches it: ratios in one run.
 
-python benchmarks/bench_engines.py
+python benchmarks/bench_engines.py [--json FILE]
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+from pathlib import Path
 
 from _measure import ratio, side_by_side
+from _results import facts
 from rich.console import Console
 from rich.table import Table
 
@@ -17,7 +21,10 @@ from loadbox.mailbox import MailboxWriter
 
 
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure, print the table, and write JSON if asked."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", metavar="FILE", help="also write the figures there")
+    arguments = options.parse_args()
     group = f"bench-engines-{os.getpid()}"
     with MailboxWriter(group, 0) as writer, LoadPublisher(group, 1) as publisher:
         sink = MailboxSink(group, 2)
@@ -37,9 +44,14 @@ def main() -> None:
     table = Table("call", "ns", "of MailboxWriter.publish", title="Adapters: the cost of an iteration's publish")
     bare = timings.pop("bare")
     table.add_row("MailboxWriter.publish", f"{bare.median_ns:.0f}", "1")
+    rows = []
     for name, timing in timings.items():
         table.add_row(name, f"{timing.median_ns:.0f}", f"{ratio(timing, bare):.2f}")
+        against = "MailboxWriter.publish"
+        rows.append({"what": name, "median_ns": timing.median_ns, "against": against, "ratio": ratio(timing, bare)})
     Console().print(table)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({**facts(), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

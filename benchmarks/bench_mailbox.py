@@ -11,7 +11,6 @@ import argparse
 import json
 import mmap
 import os
-import platform
 import struct
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from _measure import Timing, ratio, side_by_side
+from _results import facts
 from rich.console import Console
 from rich.table import Table
 
@@ -132,10 +132,9 @@ def main() -> None:
         rows.append((f"bare latch in C, {READERS} readers", line["latch"], "bare line", line["latch"] / line["bare_line"], None))
     show(rows, t)
     if arguments.json:
-        facts = {"python": platform.python_version(), "machine": platform.machine(), "backend": _seqlock.BACKEND}
         fields = ("what", "median_ns", "against", "ratio", "asked_at_most")
         figures = [dict(zip(fields, row, strict=True)) for row in rows]
-        Path(arguments.json).write_text(json.dumps({**facts, "rows": figures}, indent=1) + "\n")
+        Path(arguments.json).write_text(json.dumps({**facts(), "rows": figures}, indent=1) + "\n")
 
 
 def show(rows: list[tuple[str, float, str, float, float | None]], t: dict[str, Timing]) -> None:

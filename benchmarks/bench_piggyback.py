@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 from _measure import ratio, side_by_side
+from _results import facts
 from rich.console import Console
 from rich.table import Table
 
@@ -123,8 +123,7 @@ def main() -> None:
     ]
     show(figures)
     if arguments.json:
-        facts = {"python": platform.python_version(), "machine": platform.machine(), "requests": REQUESTS}
-        Path(arguments.json).write_text(json.dumps({**facts, "rows": figures}, indent=1) + "\n")
+        Path(arguments.json).write_text(json.dumps({**facts(requests=REQUESTS), "rows": figures}, indent=1) + "\n")
 
 
 def show(figures: list[dict[str, Any]]) -> None:

@@ -13,13 +13,13 @@ import contextlib
 import itertools
 import json
 import os
-import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from _measure import Timing, side_by_side
+from _results import facts
 from rich.console import Console
 from rich.table import Table
 
@@ -120,6 +120,7 @@ def main() -> None:
     """Measure, print the tables, and write JSON if asked."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--json", metavar="FILE", help="also write the figures there")
+    options.add_argument("--quick", action="store_true", help="no profile and no growth")
     arguments = options.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a thousand mailboxes, written and read by one process
@@ -138,9 +139,19 @@ def main() -> None:
             verdict = "yes" if value <= limit else "NOT REACHED"
             figures = f"{read.median_ns:.0f}", f"{choose.median_ns:.0f}", f"{value:.1f}"
             table.add_row(str(ranks), str(others + 1), how, *figures, f"<= {limit:g}", verdict)
-            rows.append({"ranks": ranks, "frontends": others + 1, "schedulers": how, "ratio": value, "asked_at_most": limit})
+            what = f"choose(), {ranks} ranks, {others + 1} frontend{'s' if others else ''}, schedulers {how}"
+            row = {"what": what, "median_ns": choose.median_ns, "against": "a read of the same ranks", "ratio": value}
+            rows.append({**row, "asked_at_most": limit})
     console.print(table)
+    results = {**facts(), "rows": rows}
+    if not arguments.quick:
+        results["growth"] = details(console)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(results, indent=1) + "\n")
 
+
+def details(console: Console) -> list[dict[str, float]]:
+    """Print the profile of a choice, and how its cost grows; gives the latter."""
     table = Table(title="where it goes, ns", title_justify="left")
     table.add_column("")
     profiles = {ranks: parts(ranks) for ranks in (8, 64)}
@@ -161,10 +172,7 @@ def main() -> None:
     cells = {(ranks, frontends): ns for ranks, frontends, ns in grown}
     console.print(f"twice the ranks (512 to 1024), 64 frontends: {cells[1024, 64] / cells[512, 64]:.2f} times the cost")
     console.print(f"twice the frontends (32 to 64), 1024 ranks: {cells[1024, 64] / cells[1024, 32]:.2f} times the cost")
-    if arguments.json:
-        facts = {"python": platform.python_version(), "machine": platform.machine(), "backend": _core.BACKEND}
-        grown_rows = [dict(zip(("ranks", "frontends", "choose_ns"), row, strict=True)) for row in grown]
-        Path(arguments.json).write_text(json.dumps({**facts, "rows": rows, "growth": grown_rows}, indent=1) + "\n")
+    return [dict(zip(("ranks", "frontends", "choose_ns"), row, strict=True)) for row in grown]
 
 
 if __name__ == "__main__":

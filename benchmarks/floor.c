@@ -1,6 +1,8 @@
 /* The floor: loadbox.h alone, without Python.  Prints one JSON object of nanoseconds.
  *
  *   floor latch              the bare latch against a plain 48-byte copy
+ *   floor trip               one cache line to another core and back, as two threads bounce it
+ *   floor count WHAT N       N publishes or reads and nothing else, for a counter of instructions
  *   floor contend SECONDS N  one writer storing to one bare cache line that N threads read without pause, and the latch likewise */
 #define _GNU_SOURCE
 #include "loadbox.h"
@@ -121,8 +123,62 @@ static double contended(void *(*reader)(void *), int n, double seconds, int publ
     return (end - start) / (double)calls;
 }
 
+static volatile uint64_t ball __attribute__((aligned(64)));
+
+static void *return_ball(void *unused)
+{
+    uint64_t seen;
+
+    (void)unused;
+    while (!stop)
+        if ((seen = lbx_load_acquire((const uint64_t *)&ball)) & 1)
+            lbx_store_release((uint64_t *)&ball, seen + 1);
+    return NULL;
+}
+
+/* The median of short rounds: in one of them a thread may have been off its core. */
+static double round_trip(void)
+{
+    enum { TRIPS = 10000 };
+    static double rounds[ROUNDS];
+    pthread_t thread;
+    uint64_t trips = 0;
+    int r, i;
+
+    pthread_create(&thread, NULL, return_ball, NULL);
+    for (r = 0; r < ROUNDS; r++) {
+        double start = now_ns();
+        for (i = 0; i < TRIPS; i++, trips++) {
+            lbx_store_release((uint64_t *)&ball, 2 * trips + 1);
+            while (lbx_load_acquire((const uint64_t *)&ball) & 1)
+                ;
+        }
+        rounds[r] = (now_ns() - start) / TRIPS;
+    }
+    stop = 1;
+    pthread_join(thread, NULL);
+    return median(rounds);
+}
+
+static void count(int publish, long n)
+{
+    while (n-- > 0)
+        if (publish)
+            called_publish();
+        else
+            called_read();
+}
+
 int main(int argc, char **argv)
 {
+    if (argc == 4 && strcmp(argv[1], "count") == 0) {
+        count(strcmp(argv[2], "publish") == 0, atol(argv[3]));
+        return 0;
+    }
+    if (argc == 2 && strcmp(argv[1], "trip") == 0) {
+        printf("{\"round_trip\": %.2f}\n", round_trip());
+        return 0;
+    }
     if (argc == 2 && strcmp(argv[1], "latch") == 0) {
         latch();
         return 0;
@@ -134,6 +190,6 @@ int main(int argc, char **argv)
         printf("{\"bare_line\": %.2f, \"latch\": %.2f}\n", line, contended(read_latch, n, seconds, 1));
         return 0;
     }
-    fprintf(stderr, "usage: floor latch | floor contend SECONDS READERS\n");
+    fprintf(stderr, "usage: floor latch | floor contend SECONDS READERS | floor trip | floor count publish|read N\n");
     return 2;
 }

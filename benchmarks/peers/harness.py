@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -18,6 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from _measure import distribution  # the folder above has no package
 from peer import Peer
 
 __all__ = ["Effort", "Figures", "measure"]
@@ -107,39 +109,10 @@ def _draining(process: subprocess.Popen[str]) -> Iterator[list[int]]:
     thread.join(timeout=10)
 
 
-_LOOPS = """
-def batch(call, clock, number):
-    before = clock()
-    for _ in number:
-        {statement}
-    return clock() - before
-
-def singles(call, clock, until, taken):
-    now = clock()
-    while now < until:
-        {statement}
-        after = clock()
-        taken.append(after - now)
-        now = clock()
-"""
-
-
 def _timed(call: Callable[..., object], statement: str, effort: Effort) -> tuple[float, float]:
-    """(median ns of batches, p99 ns of single calls): the first is free of what the clock costs, the second includes it."""
-    names: dict[str, Any] = {}
-    exec(_LOOPS.format(statement=statement), names)
-    clock = time.perf_counter_ns
-    one = min(names["batch"](call, clock, range(1)) for _ in range(5))
-    number = range(max(1, min(1000, int(effort.round_s * 1e9 / 20 / max(one, 50)))))
-    batches: list[float] = []
-    singles: list[int] = []
-    for _ in range(effort.rounds):
-        end = clock() + effort.round_s * 1e9
-        while clock() < end:
-            batches.append(names["batch"](call, clock, number) / len(number))
-        names["singles"](call, clock, clock() + effort.round_s * 1e9, singles)
-    singles.sort()
-    return statistics.median(batches), float(singles[int(len(singles) * 0.99)])
+    """(median, p99) in ns."""
+    found = distribution(call, statement, seconds=effort.round_s, rounds=effort.rounds)
+    return found.median, found.p99
 
 
 def _torn(found: Any) -> bool:

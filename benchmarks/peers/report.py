@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["facts", "show", "verdicts"]
+__all__ = ["show", "verdicts"]
 
 # To be ahead of, at the median: publish, read, read of 64 ranks.
 ASKED = {"SGLang": (40.0, 40.0, 100.0), "Kickmsg": (2.0, 4.0, None)}
-_PACKAGES = ("loadbox", "numpy", "pyzmq", "kickmsg", "iceoryx2", "membridge", "redis", "prometheus_client")
 _COLUMNS = ("publish_ns", "publish_loaded_p99_ns", "read_ns", "read_loaded_p99_ns", "read_all_ns")
-
-
-def facts(seed: int) -> dict[str, Any]:
-    """What the figures were made with."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "none"
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "python": platform.python_version()}
-    return {"seed": seed, **machine, "versions": versions}
 
 
 def _words(counts: Mapping[str, int]) -> str:
