@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
+.PHONY: help demo pictures test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
 .PHONY: bench bench-full bench-vllm bench-routing bench-routing-full instructions lint types clean
 
 help: ## list the targets
@@ -23,6 +23,10 @@ $(VENV)/.installed: $(SOURCES) | $(PY)
 
 demo: $(VENV)/.installed ## replay a public trace against a group of four ranks, live
 	@$(VENV)/bin/loadbox demo $(ARGS)
+
+pictures: $(VENV)/.installed ## make the documents' pictures of the demo and of top anew, a minute
+	@$(VENV)/bin/loadbox demo --svg docs/demo.svg
+	@$(PY) docs/pictures.py
 
 test: $(VENV)/.installed ## the whole test suite but the slow tests, under three minutes
 	$(VENV)/bin/pytest -n 2 -m 'not slow' $(ARGS)

@@ -12,6 +12,8 @@ from loadbox.cli._inspect import inspect
 from loadbox.cli._ls import ls
 from loadbox.cli._watch import watch
 from loadbox.cli.demo._command import demo
+from loadbox.cli.doctor._command import doctor
+from loadbox.cli.export._command import export
 from loadbox.cli.top._command import top
 
 __all__ = ["app"]
@@ -29,11 +31,13 @@ def app(no_color: bool) -> None:
     loadbox ls       the files that they have in /dev/shm, and their states
     loadbox inspect  all about one file, and what is odd about it
     loadbox watch    one rank's load as it changes, for logs and spreadsheets
+    loadbox export   the same for Prometheus
+    loadbox doctor   whether it works here, and what to do if not
     loadbox clean    remove what killed processes left in /dev/shm
     """
     if no_color:
         os.environ["NO_COLOR"] = "1"  # rich looks for it, and so do the processes that a command starts
 
 
-for command in (demo, top, ls, inspect, watch, clean):
+for command in (demo, top, ls, inspect, watch, export, doctor, clean):
     app.add_command(command)

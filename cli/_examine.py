@@ -116,6 +116,8 @@ def examine(name: str) -> Facts:
         with MailboxReader(group, rank, liveness_interval=0) as reader:  # a young publish is no proof of life at one look
             state = reader.state()
             facts.state, facts.reason = state.name, reader.reason if state is RankState.REFUSED else None
+            if state is RankState.STALLED:
+                _odd.judge_stall(facts)
     elif kind == "board":
         facts.state = _board_state(facts)
     return facts

@@ -28,7 +28,7 @@ from loadbox.mailbox._slot_py import odd_record
 if TYPE_CHECKING:
     from loadbox.cli._examine import Facts, Record
 
-__all__ = ["judge_header", "judge_life", "look_at_file"]
+__all__ = ["judge_header", "judge_life", "judge_stall", "look_at_file"]
 
 _HALF_MADE = (
     "Its creator is at work this very moment, or died before it was done. The next writer finishes it; loadbox clean removes it."
@@ -158,6 +158,22 @@ def judge_life(facts: Facts) -> None:
         )
     if record is not None and facts.copies is not None and facts.seq is not None:
         _judge_record(facts.seq, record, facts.copies, header, odd, alive)
+
+
+def judge_stall(facts: Facts) -> None:
+    assert facts.header is not None
+    pid = facts.header.owner_pid
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            stopped = file.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        stopped = False
+    why = (
+        f"process {pid} is stopped (kill -CONT {pid} lets it go on)"
+        if stopped
+        else "its scheduler hangs, or one step takes that long"
+    )
+    facts.odd.append(f"It has work, and has published nothing for more than five seconds: {why}.")
 
 
 def _judge_record(seq: int, record: Record, copies: tuple[Record, Record], header: Header, odd: list[str], alive: bool) -> None:

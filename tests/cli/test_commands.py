@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -66,6 +67,15 @@ def test_help_teaches() -> None:
 def test_each_command_teaches_by_examples(name: str) -> None:
     assert f"\n  loadbox {name} " in invoke("--help")
     assert invoke(name, "--help").count(f"\n  loadbox {name} ") >= 2
+
+
+def test_the_page_has_every_command_and_option() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "commands.md").read_text()
+    for name, command in app.commands.items():
+        assert f"## loadbox {name}\n" in page
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden and name != "demo":
+                assert f"`{max(parameter.opts, key=len)}" in page, f"{name} {parameter.opts}"
 
 
 def test_help_is_quick(children: Any) -> None:

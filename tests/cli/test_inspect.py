@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -112,6 +113,18 @@ def test_a_rank_that_died_has_last_words(group: str, writer: Any) -> None:
     rank.kill()
     assert f"Nobody owns it: its scheduler (pid {rank.pid}) is gone" in only(f"{group}.0")
     assert told(f"{group}.0")["state"] == "DEAD"
+
+
+def test_a_rank_that_is_stopped(group: str, writer: Any) -> None:
+    rank = writer(group, 0, 1, (7, 2, 30, 60))
+    rank.child.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 60
+    while told(f"{group}.0")["state"] != "STALLED":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert f"process {rank.pid} is stopped (kill -CONT {rank.pid} lets it go on)" in only(f"{group}.0")
+    rank.child.send_signal(signal.SIGCONT)
+    assert "its scheduler hangs, or one step takes that long" in only(f"{group}.0")
 
 
 def test_a_rank_that_is_silent(group: str, writer: Any) -> None:

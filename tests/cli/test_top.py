@@ -208,6 +208,17 @@ def test_json_says_what_is_known_and_null_else(group: str, writer: Any) -> None:
     assert live["started"].endswith("Z")
 
 
+def test_a_picture(group: str, writer: Any, tmp_path: Path) -> None:
+    writer(group, 0, 1, (4, 1, 5, 10))
+    result = CliRunner().invoke(app, ["top", "--group", group, "--svg", str(tmp_path / "top.svg")])
+    assert result.exit_code == 0, result.output
+    picture = (tmp_path / "top.svg").read_text()
+    assert group in picture
+    assert "LIVE" in picture
+    assert "http" not in picture.replace("http://www.w3.org", "")  # it loads nothing
+    assert "--svg" not in CliRunner().invoke(app, ["top", "--help"]).output
+
+
 def test_boards_tell_what_frontends_have_in_flight(group: str, writer: Any) -> None:
     writer(group, 0, 1, (0, 0, 0, 10))
     with LoadReader(group, 1) as view:

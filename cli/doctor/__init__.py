@@ -1,0 +1,1 @@
+"""``loadbox doctor``: whether mailboxes work here, and what to do if they do not."""
