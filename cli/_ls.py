@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import click
 
-from loadbox.cli._params import explained, to_group
+from loadbox.cli._params import explained, to_groups
 from loadbox.mailbox import _files, _names
 
 __all__ = ["ls"]
 
 
 @click.command()
-@click.option("--group", callback=to_group, help="Only this DP group's.")
+@click.option("--group", "groups", multiple=True, callback=to_groups, help="Only this DP group's; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list of objects.")
 @explained
-def ls(group: str | None, as_json: bool) -> None:
+def ls(groups: tuple[str, ...], as_json: bool) -> None:
     """List the mailboxes and dispatch boards in /dev/shm.
 
     One line a file: its state, kind, size, mode, user and name.  A rank's states are those that a reader of this user finds; a
@@ -35,7 +35,7 @@ def ls(group: str | None, as_json: bool) -> None:
     records = []
     for name in _names.list_names():
         found = _files.stat_name(name)
-        if found is None or group not in (None, name.split(".")[1]):
+        if found is None or (groups and name.split(".")[1] not in groups):
             continue
         try:
             state, reason = state_of(name)

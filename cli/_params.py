@@ -11,7 +11,7 @@ import click
 
 from loadbox.mailbox import MailboxError, _names
 
-__all__ = ["Number", "explained", "to_group"]
+__all__ = ["Number", "explained", "to_group", "to_groups"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -31,6 +31,10 @@ def to_group(ctx: click.Context, param: click.Parameter, value: str | None) -> s
         return None if value is None else _names.check_group(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def to_groups(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for value in values if to_group(ctx, param, value)))
 
 
 def explained(command: _Command) -> _Command:

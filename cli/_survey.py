@@ -13,7 +13,7 @@ from loadbox.mailbox import MailboxReader, RankState, _attach, _files, _names
 from loadbox.mailbox._layout import HEADER, SEGMENT_SIZE, SEQ, Header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from loadbox.mailbox import LoadSnapshot
     from loadbox.reader._boards import Boards
@@ -88,19 +88,19 @@ class _Followed:
 
 
 class Survey:
-    """Looks at every rank of every group, or of one group, again and again.
+    """Looks at every rank of every group, or of some groups, again and again.
 
     Follows ranks as they come, restart and go.  A bad file is a rank's state, never an exception.
 
     Args:
-        group: only this one.
+        groups: only these; none: all.
         linger_s: how long a rank that closed is still listed.
 
     Threads: the caller serialises.  ``close`` lets go of all mappings.
     """
 
-    def __init__(self, group: str | None = None, *, linger_s: float = 0.0) -> None:
-        self._only = group
+    def __init__(self, groups: Collection[str] = (), *, linger_s: float = 0.0) -> None:
+        self._only = frozenset(groups)
         self._linger_s = linger_s
         self._followed: dict[tuple[str, int], _Followed] = {}
         self._boards: dict[str, Boards] = {}
@@ -131,7 +131,7 @@ class Survey:
         ranks, with_boards = set(), set()
         for name in _names.list_names():
             _, group, *rest = name.split(".")
-            if self._only in (None, group):
+            if not self._only or group in self._only:
                 if len(rest) == 1:
                     ranks.add((group, int(rest[0])))
                 else:

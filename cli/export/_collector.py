@@ -8,7 +8,7 @@ is silent or refused keeps only its state, so that no query takes its last words
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -24,13 +24,13 @@ _RANK = ("group", "rank")
 
 
 class RankCollector(Collector):
-    """Looks at every rank of this host, or of one group, at each scrape; nothing runs in between.
+    """Looks at every rank of this host, or of some groups, at each scrape; nothing runs in between.
 
     Threads: scrapes may come at once; they look one after the other.
     """
 
-    def __init__(self, group: str | None = None) -> None:
-        self._survey = Survey(group)
+    def __init__(self, groups: Collection[str] = ()) -> None:
+        self._survey = Survey(groups)
         self._lock = threading.Lock()
 
     def collect(self) -> Iterator[Metric]:

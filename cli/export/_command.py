@@ -6,7 +6,7 @@ import signal
 
 import click
 
-from loadbox.cli._params import explained, to_group
+from loadbox.cli._params import explained, to_groups
 
 __all__ = ["export"]
 
@@ -16,9 +16,9 @@ _PORT = 9837
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 or :: for all.")
 @click.option("--port", type=click.IntRange(0, 65535), default=_PORT, show_default=True, help="0: any free one; it is told.")
-@click.option("--group", callback=to_group, help="Only this DP group.")
+@click.option("--group", "groups", multiple=True, callback=to_groups, help="Only this DP group; may be repeated.")
 @explained
-def export(host: str, port: int, group: str | None) -> None:
+def export(host: str, port: int, groups: tuple[str, ...]) -> None:
     """Serve the load of every rank on this host to Prometheus.
 
     The ranks are read at the moment of each scrape; looking slows no scheduler.  A rank that is dead, silent or refused has
@@ -39,7 +39,7 @@ def export(host: str, port: int, group: str | None) -> None:
             raise
         raise click.ClickException("loadbox export needs prometheus_client: pip install 'loadbox[metrics]'") from None
 
-    collector = RankCollector(group)
+    collector = RankCollector(groups)
     registry = CollectorRegistry()
     registry.register(collector)
     ends = (signal.SIGINT, signal.SIGTERM)

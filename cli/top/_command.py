@@ -7,16 +7,17 @@ from pathlib import Path
 
 import click
 
-from loadbox.cli._params import Number, explained, to_group
+from loadbox.cli._params import Number, explained, to_groups
 
 __all__ = ["top"]
 
 _ORDERS = ("group", "state", "running", "waiting", "kv", "age", "iterations", "flight", "up", "pid", "owner")
 _WIDE = 1000
+_PICTURE = 132
 
 
 @click.command()
-@click.option("--group", callback=to_group, help="Only this DP group.")
+@click.option("--group", "groups", multiple=True, callback=to_groups, help="Only this DP group; may be repeated.")
 @click.option(
     "--sort", type=click.Choice(_ORDERS), default="group", show_default=True, metavar="COLUMN", help=f"{', '.join(_ORDERS)}."
 )
@@ -28,7 +29,7 @@ _WIDE = 1000
 @click.option("--json", "as_json", is_flag=True, help="One snapshot as JSON; what is not known is null.")
 @click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), hidden=True)
 @explained
-def top(group: str | None, sort: str, reverse: bool, interval: float, once: bool, as_json: bool, svg: Path | None) -> None:
+def top(groups: tuple[str, ...], sort: str, reverse: bool, interval: float, once: bool, as_json: bool, svg: Path | None) -> None:
     """Show every group and rank on this host, live.
 
     One line a rank: its state, requests running and waiting, KV-cache pages, the age of its last snapshot, its iterations
@@ -57,13 +58,13 @@ def top(group: str | None, sort: str, reverse: bool, interval: float, once: bool
     order = Order(sort, reverse)
     console = Console()
     if as_json:
-        click.echo(to_json(host_record(*snapshot(group))))
+        click.echo(to_json(host_record(*snapshot(groups))))
     elif svg:
-        save_svg(svg, draw(Screen(*snapshot(group), order)), title="loadbox top", width=130)
+        save_svg(svg, draw(Screen(*snapshot(groups), order)), title="loadbox top", width=_PICTURE)
     elif once or console.is_dumb_terminal or not (sys.stdin.isatty() and sys.stdout.isatty()):
         if not sys.stdout.isatty():
             console = Console(width=_WIDE)
-        screen = Screen(*snapshot(group), order, width=console.width)
+        screen = Screen(*snapshot(groups), order, width=console.width)
         console.print(draw(screen), highlight=False, no_wrap=True)
     else:
-        run(group, order, interval, console)
+        run(groups, order, interval, console)

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from rich.console import Console, ConsoleDimensions
@@ -24,9 +24,9 @@ _RATE_PAUSE_S = 0.5
 _SCROLL = {"up": -1.0, "down": 1.0, "home": -math.inf, "end": math.inf}
 
 
-def snapshot(group: str | None, *, rates: bool = True) -> tuple[list[GroupLook], float]:
+def snapshot(groups: Collection[str], *, rates: bool = True) -> tuple[list[GroupLook], float]:
     """One look, and its Unix time; with ``rates`` the second of two, half a second apart: it has publishes a second."""
-    survey = Survey(group)
+    survey = Survey(groups)
     try:
         looks = survey.look()
         if rates and looks:
@@ -37,9 +37,9 @@ def snapshot(group: str | None, *, rates: bool = True) -> tuple[list[GroupLook],
         survey.close()
 
 
-def run(group: str | None, order: Order, interval_s: float, console: Console) -> None:
+def run(groups: Collection[str], order: Order, interval_s: float, console: Console) -> None:
     """Show ranks as they change, at the terminal that stdin and stdout are, until q or a signal."""
-    survey = Survey(group, linger_s=_LINGER_S)
+    survey = Survey(groups, linger_s=_LINGER_S)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     screen = Screen(survey.look(), time.time(), order)
     try:
