@@ -75,10 +75,11 @@ class Facts:
 
 def kind_of_name(name: str) -> tuple[str, str, int | None]:
     """("rank", group, rank), ("board", group, None), or ("other", "", None)."""
-    parts = name.split(".")
-    if name in _names.list_names() and len(parts) == 3:
-        return "rank", parts[1], int(parts[2])
-    return ("board", parts[1], None) if name in _names.list_names() else ("other", "", None)
+    entry = name.removeprefix("/")
+    found = _names._rank_of(entry)
+    if found is not None:
+        return "rank", *found
+    return ("board", entry.split(".")[1], None) if _names._BOARD.fullmatch(entry) else ("other", "", None)
 
 
 def state_of(name: str) -> tuple[str, str | None]:

@@ -1,8 +1,8 @@
 """The ranks as Prometheus metrics, read at the moment of the scrape.
 
 Names and units follow the field's (``num_requests_running``, ``num_requests_waiting``, ``kv_cache_usage_perc`` with 1 for a full
-cache, as vLLM has them), the labels are the group and the rank.  A number that is not known has no sample: a rank that died, that
-is silent or refused keeps only its state, so that no query takes its last words for its load.
+cache, as vLLM has them), the labels are the group and the rank.  A number that is not known has no sample: a rank that died or
+is refused keeps only its state, and a silent one has no load, so that no query takes last words for a load.
 """
 
 from __future__ import annotations

@@ -73,6 +73,13 @@ def writer(children: Any) -> Callable[..., Writer]:
     return make
 
 
+# The terminal becomes the command's own, so that its keys send signals.
+_IN_A_TERMINAL = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from loadbox.cli.__main__ import main
+main()
+"""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -86,10 +93,9 @@ class Tty:
         self.text = ""
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "loadbox.cli", *args],
+            [sys.executable, "-c", _IN_A_TERMINAL, *args],
             stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True, cwd="/",
             env={**environment, "TERM": "xterm-256color", "COLORTERM": "", "COLUMNS": "80", "LINES": "24", **(env or {})},
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # its keys send signals, as a terminal's do
         )  # fmt: skip
 
     def resize(self, width: int, height: int) -> None:

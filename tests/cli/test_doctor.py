@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from loadbox.cli._app import app
 from loadbox.cli.doctor import _machine, _run, _segments, _selftest
 from loadbox.cli.doctor._finding import Finding, Level, fine
-from loadbox.mailbox import MailboxUnsupported, MailboxWriter, _names, _seqlock
+from loadbox.mailbox import MailboxUnsupported, _names, _seqlock
 
 
 @pytest.fixture
@@ -212,21 +212,28 @@ def test_a_file_that_was_removed_under_its_owner(group: str, writer: Any) -> Non
 
 
 def test_a_child_that_inherited_a_mapping_owns_nothing(group: str, children: Any) -> None:
-    writer = MailboxWriter(group, 0)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            while True:
-                os.read(os.pipe()[0], 1)
-        finally:
+    parent = children.start(
+        """
+        import os, sys
+        from loadbox.mailbox import MailboxWriter
+        writer = MailboxWriter(sys.argv[1], 0)
+        ready, said = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(said, b"x")  # it has run, so it has let go of the lock
+            sys.stdin.read()
             os._exit(0)
-    try:
+        os.read(ready, 1)
         writer.close()  # unlinks; the child's mapping goes on
-        assert "(deleted)" in Path(f"/proc/{pid}/maps").read_text()
-        assert _segments._orphans(str(pid)) in ([], [f"/loadbox.{group}.0"])  # it may not have run yet
-    finally:
-        os.kill(pid, 9)
+        print(pid, flush=True)
         os.waitpid(pid, 0)
+        """,
+        group,
+    )
+    pid = parent.stdout.readline().strip()
+    assert pid, parent.communicate()[1]
+    assert f"/dev/shm/loadbox.{group}.0 (deleted)" in Path(f"/proc/{pid}/maps").read_text()
+    assert _segments._orphans(pid) == []
 
 
 @pytest.mark.parametrize(

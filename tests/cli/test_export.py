@@ -192,7 +192,10 @@ def test_a_missing_library_is_named(children: Any) -> None:
 
 
 def dashboard() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    result = CliRunner().invoke(app, ["export", "--dashboard"])
+    assert result.exit_code == 0, result.output
+    assert result.output == (ROOT / "cli" / "export" / "grafana.json").read_text()
+    found: dict[str, Any] = json.loads(result.output)
     return found
 
 
