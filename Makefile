@@ -50,10 +50,13 @@ model: ## Spin on the models, litmus files on the C11 rules, each also weakened;
 sanitize: $(VENV)/.installed ## the header and the C core under Address-, UB- and ThreadSanitizer, under three minutes; needs gcc
 	@$(PY) proof/sanitize/run $(ARGS)
 
-.PHONY: soak
+.PHONY: soak fuzz
 SECONDS ?= 600
 soak: $(VENV)/.installed ## ranks and frontends killed, stopped and restarted at random for ten minutes, every read checked; SECONDS=60 for less
 	timeout $$(($(SECONDS) + 300)) $(PY) proof/soak/run --seconds $(SECONDS) $(ARGS)
+
+fuzz: $(VENV)/.installed ## arbitrary pages, messages and histories, at length: four minutes
+	LOADBOX_FUZZ=20 timeout 900 $(VENV)/bin/pytest tests/fuzz tests/piggyback/test_batch.py tests/piggyback/test_requests.py tests/reader/test_ledger.py tests/reader/test_histories.py $(ARGS)
 
 gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine processes of this package, about half a minute
 	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'

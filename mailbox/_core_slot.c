@@ -81,6 +81,15 @@ static int closed(const slot *s)
     return s->seg != NULL && s->have && s->words.kv_total_pages == 0 && lbx_load(&s->seg->header.state) == LBX_STATE_CLOSED;
 }
 
+/* As closed(), by what stands there now: it was closed and its name taken away since the last look. */
+static int says_closed(const slot *s)
+{
+    lbx_words w;
+    uint64_t seq;
+
+    return lbx_load_acquire(&s->seg->header.state) == LBX_STATE_CLOSED && lbx_read(s->seg, &seq, &w) && w.kv_total_pages == 0;
+}
+
 /* Its last owner is gone, as far as is known.  If the file was renamed or linked, it still has a name, and the next owner another file. */
 static int ended(const slot *s) { return s->lost || closed(s); }
 
@@ -138,7 +147,7 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
             Py_DECREF(found);
             return -1;
         }
-    } else if (reason == Py_None && s->seg != NULL && lbx_load_acquire(&s->seg->header.state) == LBX_STATE_CLOSED) {
+    } else if (reason == Py_None && s->seg != NULL && says_closed(s)) {
         Py_DECREF(found);
         return 0; /* its owner closed it and took the name away: that stays what is known */
     } else {

@@ -33,6 +33,13 @@ from loadbox.mailbox._readers_py import GroupCore, ReaderCore
 
 __all__ = ["GroupCore", "ReaderCore", "WriterCore"]
 
+_SEQ_LIMIT = (1 << 63) - 2  # no writer comes so far; a damaged segment that is adopted may have
+
+
+def _wrapped(seq: int) -> int:
+    """The sequence, which is unsigned, as the signed word that the view takes."""
+    return (seq + (1 << 63)) % (1 << 64) - (1 << 63)
+
 
 class WriterCore:
     """The memory side of a writer; see ``MailboxWriter``."""
@@ -76,7 +83,7 @@ class WriterCore:
             self._repair()
         words, epoch = self._words, self._life
         seq = words[16]
-        half, whole = seq + 1, seq + 2
+        half, whole = (seq + 1, seq + 2) if seq < _SEQ_LIMIT else (_wrapped(seq + 1), _wrapped(seq + 2))
         now = monotonic_ns()
         self._dirty = True
         words[16] = half
@@ -124,7 +131,7 @@ class WriterCore:
         if seq & 1:
             for i in range(6):
                 words[17 + i] = words[24 + i]
-            words[16] = seq + 1
+            words[16] = _wrapped(seq + 1)
         else:
             for i in range(6):
                 words[24 + i] = words[17 + i]

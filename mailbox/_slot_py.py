@@ -168,7 +168,7 @@ class Slot:
                 reason = f"it cannot be mapped: {error.strerror}"
             else:
                 return True
-        if reason is None and self.memory is not None and self.view[STATE // 8] == STATE_CLOSED:
+        if reason is None and self._says_closed():
             return False  # its owner closed it and took the name away: that stays what is known
         self.drop()
         self.reason = reason
@@ -229,6 +229,13 @@ class Slot:
     def _closed(self) -> bool:
         # Read anew each time: an adopter says "no snapshot" under its own epoch before it opens what its forerunner closed.
         return self.memory is not None and self.have and not self.words[3] and self.view[STATE // 8] == STATE_CLOSED
+
+    def _says_closed(self) -> bool:
+        """As ``_closed``, by what stands there now: it was closed and its name taken away since the last look."""
+        if self.memory is None or self.view[STATE // 8] != STATE_CLOSED:
+            return False
+        seq = self.view[SEQ // 8]
+        return not self.view[(COPY_B if seq & 1 else COPY_A) // 8 + 3] and self.view[SEQ // 8] == seq
 
     def _ask(self, now: int) -> None:
         self.asked_ns = now - (self.phase_ns if self.asked_ns == _LONG_AGO else 0)

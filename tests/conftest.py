@@ -57,6 +57,15 @@ def box(request: pytest.FixtureRequest) -> Any:
     return module
 
 
+@pytest.fixture(scope="session")
+def twins() -> dict[str, Any]:
+    """``loadbox.mailbox`` on both cores, by "c" and "py"; on the twin alone where the C core is not tested."""
+    if C._seqlock.BACKEND != "c":
+        assert os.environ.get("LOADBOX_TEST_WITHOUT_C"), "the C core is not installed"
+        return {"py": PY}
+    return dict(BOXES)
+
+
 def sweep(group: str) -> None:
     """Remove whatever a test left under a group's name."""
     for entry in os.listdir("/dev/shm"):
