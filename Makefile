@@ -55,8 +55,9 @@ SECONDS ?= 600
 soak: $(VENV)/.installed ## ranks and frontends killed, stopped and restarted at random for ten minutes, every read checked; SECONDS=60 for less
 	timeout $$(($(SECONDS) + 300)) $(PY) proof/soak/run --seconds $(SECONDS) $(ARGS)
 
+FUZZ ?= 20
 fuzz: $(VENV)/.installed ## arbitrary pages, messages and histories, at length: four minutes
-	LOADBOX_FUZZ=20 timeout 900 $(VENV)/bin/pytest tests/fuzz tests/piggyback/test_batch.py tests/piggyback/test_requests.py tests/reader/test_ledger.py tests/reader/test_histories.py $(ARGS)
+	LOADBOX_FUZZ=$(FUZZ) timeout 900 $(VENV)/bin/pytest tests/fuzz tests/piggyback/test_batch.py tests/piggyback/test_requests.py tests/reader/test_ledger.py tests/reader/test_histories.py $(ARGS)
 
 gateway: $(VENV)/.installed ## the real gateway (smg 1.13.0) against two engine processes of this package, about half a minute
 	$(PY) -m pip install --quiet --disable-pip-version-check smg==1.13.0 'tokenizers>=0.20'
