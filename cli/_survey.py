@@ -6,7 +6,7 @@ import mmap
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from loadbox.mailbox import MailboxReader, RankState, _attach, _files, _names
@@ -68,12 +68,60 @@ class GroupLook:
     ranks: tuple[RankLook, ...]
 
 
+class _Page:
+    """Header and sequence of one rank's file, mapped as long as the name leads to it and a reader would read it.
+
+    The sequence comes by one aligned load: a copy made by the kernel may tear, and a counter must not jump back.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._identity: tuple[int, int] | None = None
+        self._memory: mmap.mmap | None = None
+
+    def read(self, name: str, found: os.stat_result | None) -> tuple[Header, int] | None:
+        """(header, sequence) of what ``name`` leads to now, which is ``found``; None if a reader would not read it."""
+        identity = None if found is None or found.st_size < SEGMENT_SIZE else (found.st_dev, found.st_ino)
+        if identity is None or identity != self._identity:
+            self.drop()
+            if identity is not None:
+                self._map(name)
+        if self._memory is None:
+            return None
+        with memoryview(self._memory) as view, view.cast("q") as words:
+            return Header.unpack(self._memory[: HEADER.size]), int(words[SEQ // 8])
+
+    def _map(self, name: str) -> None:
+        fd, _, _ = _attach.find(name, self._rank)
+        if fd < 0:
+            return
+        try:
+            found = os.fstat(fd)
+            self._memory = _files.map_shared(fd, SEGMENT_SIZE, mmap.PROT_READ)
+            self._identity = (found.st_dev, found.st_ino)
+        except OSError:
+            pass  # the reader says what is the matter
+        finally:
+            os.close(fd)
+
+    def drop(self) -> None:
+        """Let go of the mapping."""
+        if self._memory is not None:
+            self._memory.close()
+        self._identity = self._memory = None
+
+
 @dataclass
 class _Followed:
     reader: MailboxReader
+    page: _Page
     marks: deque[tuple[float, int, int]] = field(default_factory=deque)
     closed_at: float | None = None
     last: RankLook | None = None
+
+    def close(self) -> None:
+        self.reader.close()
+        self.page.drop()
 
     def rate(self, now: float, epoch: int, seq: int) -> float | None:
         """Publishes a second of this life, over the last two seconds; None until there is something to compare with."""
@@ -109,7 +157,8 @@ class Survey:
         """How things are now, sorted by group and rank."""
         ranks, with_boards = self._names()
         for key in ranks - self._followed.keys():
-            self._followed[key] = _Followed(MailboxReader(*key, liveness_interval=0))  # looks are rare, and each is to be true
+            # Looks are rare, and each is to be true: the owner is asked for every time.
+            self._followed[key] = _Followed(MailboxReader(*key, liveness_interval=0), _Page(key[1]))
         frontends, sums = self._look_at_boards(with_boards)
         looks: dict[str, list[RankLook]] = {group: [] for group in frontends}
         for key in sorted(self._followed):
@@ -121,7 +170,7 @@ class Survey:
     def close(self) -> None:
         """Let go of everything."""
         for followed in self._followed.values():
-            followed.reader.close()
+            followed.close()
         for boards in self._boards.values():
             boards.close()
         self._followed.clear()
@@ -149,7 +198,7 @@ class Survey:
             if state is RankState.CLOSED and followed.closed_at is None:
                 followed.closed_at = now
             if state is not RankState.CLOSED or now - (followed.closed_at or now) >= self._linger_s:
-                reader.close()
+                followed.close()
                 del self._followed[key]
                 return None
         else:
@@ -159,9 +208,13 @@ class Survey:
             state = reader.state()
         age = reader.age() if snapshot is not None else None
         epoch = reader.epoch or None
-        name = _names.segment_name(group, rank)
-        found = _files.stat_name(name)
-        page = _page(name, rank)
+        found = _files.stat_name(reader.name)
+        page = followed.page.read(reader.name, found)
+        told = page is not None and state not in (RankState.ABSENT, RankState.REFUSED)
+        header, seq = page if page is not None and told else (None, 0)
+        alive = header is not None and state in (*USABLE, RankState.SILENT)
+        last = followed.last if state is RankState.CLOSED and header is None else None  # the file is gone, its end is known
+        pid, started_s, uid = (last.pid, last.started_s, last.uid) if last is not None else (None, None, None)
         look = RankLook(
             group,
             rank,
@@ -170,23 +223,14 @@ class Survey:
             age_s=age,
             reason=reader.reason if state is RankState.REFUSED else None,
             epoch=epoch if state is not RankState.REFUSED else None,
-            uid=None if found is None else found.st_uid,
+            pid=pid if header is None else header.owner_pid,
+            uid=uid if found is None else found.st_uid,
+            started_s=started_s if header is None else header.start_ns / 1e9,
+            dp_size=None if header is None else header.dp_size or None,
+            publishes=seq // 2 if alive else None,
+            publishes_per_s=followed.rate(time.monotonic(), reader.epoch, seq) if alive else None,
             in_flight=None if sums is None else sums[rank] if rank < len(sums) else 0,
         )
-        if page is not None and state not in (RankState.ABSENT, RankState.REFUSED):
-            header, seq = page
-            alive = state in USABLE or state is RankState.SILENT
-            look = replace(
-                look,
-                pid=header.owner_pid,
-                started_s=header.start_ns / 1e9,
-                dp_size=header.dp_size or None,
-                publishes=seq // 2 if alive else None,
-                publishes_per_s=followed.rate(time.monotonic(), reader.epoch, seq) if alive else None,
-            )
-        elif followed.last is not None and state is RankState.CLOSED:
-            last = followed.last
-            look = replace(look, pid=last.pid, uid=last.uid, started_s=last.started_s)
         followed.last = look
         return look
 
@@ -224,22 +268,3 @@ def all_ranks(groups: list[GroupLook]) -> Iterator[RankLook]:
     """The ranks of all groups, in order."""
     for group in groups:
         yield from group.ranks
-
-
-def _page(name: str, rank: int) -> tuple[Header, int] | None:
-    """Header and sequence of a segment that a reader would read; None of any other.
-
-    The sequence comes from a mapping, by one aligned load: a copy made by the kernel may tear, and a counter must not jump back.
-    """
-    fd, _, _ = _attach.find(name, rank)
-    if fd < 0:
-        return None
-    try:
-        with _files.map_shared(fd, SEGMENT_SIZE, mmap.PROT_READ) as memory:
-            header = Header.unpack(memory[: HEADER.size])
-            with memoryview(memory) as view, view.cast("q") as words:
-                return header, int(words[SEQ // 8])
-    except OSError:
-        return None
-    finally:
-        os.close(fd)

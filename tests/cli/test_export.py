@@ -87,7 +87,8 @@ def test_a_life_as_prometheus_sees_it(group: str, writer: Any, exporter: Any) ->
     found = server.scrape()
     assert (found.state(0), found.state(1)) == ("silent", "absent")
     assert all(found.of(name) == {} for name in LOADS)  # unknown is not idle
-    rank.publish(7, 2, 30, 60)
+    for _ in range(5):
+        rank.publish(7, 2, 30, 60)
     found = server.scrape()
     assert found.state(0) == "live"
     assert [found.of(name) for name in LOADS] == [{"0": 7}, {"0": 2}, {"0": 0.5}, {"0": 30}, {"0": 60}]
@@ -118,6 +119,10 @@ def test_a_life_as_prometheus_sees_it(group: str, writer: Any, exporter: Any) ->
     assert server.scrape().state(0) == "absent"  # as the living rank 1 announces it
     other.close()
     assert server.scrape().of("rank_state") == {}
+    anew = writer(group, 0, 1, (1, 0, 3, 60))  # a new file under the old name
+    found = server.scrape()
+    assert (found.state(0), found.info(0)["pid"]) == ("live", str(anew.pid))
+    assert found.of("publishes_total")["0"] < published  # anew from 0, as Prometheus expects of a restart
 
 
 def test_a_bad_file_hides_nothing_and_boards_are_counted(group: str, writer: Any, exporter: Any) -> None:
