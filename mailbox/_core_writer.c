@@ -2,6 +2,7 @@
 #include "_core.h"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const why_not[] = {
@@ -273,6 +274,33 @@ static PyObject *owns(writer *self, PyObject *unused)
     return PyBool_FromLong(self->owner.status == OPEN);
 }
 
+PyDoc_STRVAR(seen_doc,
+"_seen($self, /)\n--\n\n"
+"The segment as its owner sees it: (names that lead to it, sequence, the four numbers); None if this is no open owner.");
+
+static PyObject *seen(writer *self, PyObject *unused)
+{
+    struct stat file = {0};
+    lbx_words w = {0};
+    uint64_t seq = 0;
+    int open;
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    open = self->owner.status == OPEN;
+    if (open) {
+        if (fstat(self->owner.lock_fd, &file) != 0)
+            file.st_nlink = 1; /* cannot be told */
+        seq = lbx_load(&self->seg->seq);
+        lbx_words_load(&w, &self->seg->a); /* nobody else writes: both copies are whole and the same */
+    }
+    Py_END_CRITICAL_SECTION();
+    if (!open)
+        Py_RETURN_NONE;
+    return Py_BuildValue("KKKKKK", (unsigned long long)file.st_nlink, (unsigned long long)seq, (unsigned long long)w.num_running,
+                         (unsigned long long)w.num_waiting, (unsigned long long)w.kv_active_pages, (unsigned long long)w.kv_total_pages);
+}
+
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     writer *self = (writer *)type->tp_alloc(type, 0);
@@ -310,6 +338,7 @@ static PyMethodDef methods[] = {
     {"_finish", (PyCFunction)finish, METH_NOARGS, finish_doc},
     {"_detach", (PyCFunction)detach, METH_NOARGS, detach_doc},
     {"_owns", (PyCFunction)owns, METH_NOARGS, owns_doc},
+    {"_seen", (PyCFunction)seen, METH_NOARGS, seen_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,6 +11,7 @@ repairs first; a re-entrant lock serialises threads, and a publish that interrup
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import threading
 from time import monotonic_ns
@@ -184,6 +185,20 @@ class WriterCore:
     def _owns(self, /) -> bool:
         """Is this an open owner?"""
         return self._why_not is None
+
+    def _seen(self, /) -> tuple[int, int, int, int, int, int] | None:
+        """The segment as its owner sees it: (names that lead to it, sequence, the four numbers); None if this is no open owner."""
+        with self._lock:
+            if self._why_not:
+                return None
+            try:
+                links = os.fstat(self._lock_fd).st_nlink
+            except OSError:
+                links = 1  # cannot be told
+            words = self._words
+            seq = words[16]
+            first = 24 if seq & 1 else 17  # odd if a publish was cut short, or is being interrupted
+            return links, seq, words[first], words[first + 1], words[first + 2], words[first + 3]
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from loadbox.engines import LoadPublisher, PublisherStats, _publisher, publisher_stats
-from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+from loadbox.mailbox import MailboxError, MailboxReader, MailboxWriter, RankState
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -154,17 +154,18 @@ def test_errors_of_any_kind_stay_here(group: str, caplog: pytest.LogCaptureFixtu
     publisher = LoadPublisher(group, 0, 1)
     writer = publisher.writer
     assert writer is not None
-    publisher._store = fails
+    publisher._use(fails)
     publisher.publish(1, 2, 3, 4)
     assert (publisher.dropped, publisher.error) == (1, "Odd")
-    publisher._store = writer.publish
+    publisher._use(writer.publish)
     publisher.publish(1, 2, 3, 4)
     monkeypatch.setattr(MailboxWriter, "close", fails)
     publisher.close()
     monkeypatch.undo()
     writer.close()
     monkeypatch.setattr(_publisher, "MailboxWriter", fails)
-    assert LoadPublisher(group, 0, 1).error == "Odd"
+    with LoadPublisher(group, 0, 1) as publisher:
+        assert publisher.error == "Odd"
 
 
 def test_what_is_no_error_passes(group: str) -> None:
@@ -172,7 +173,7 @@ def test_what_is_no_error_passes(group: str) -> None:
         raise KeyboardInterrupt
 
     with LoadPublisher(group, 0, 1) as publisher:
-        publisher._store = interrupted
+        publisher._use(interrupted)
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(1, 2, 3, 4)
 
@@ -219,19 +220,184 @@ def test_a_forked_child_drops(group: str, children: Any) -> None:
     assert out == "1 True\nLIVE (5, 6, 7, 8)\n"
 
 
+def test_a_segment_that_was_removed_is_made_anew(
+    group: str, caplog: pytest.LogCaptureFixture, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``rm /dev/shm/*``, or systemd's RemoveIPC: an idle engine, which publishes nothing, must be found again all the same."""
+    monkeypatch.setattr(_publisher, "_LOOK_S", 0.01)
+    with LoadPublisher(group, 0, 1) as publisher, MailboxReader(group, 0, liveness_interval=0) as reader:
+        publisher.publish(1, 2, 3, 4)
+        publisher.publish(0, 0, 3, 4)
+        old = publisher.writer
+        os.unlink(f"/dev/shm/loadbox.{group}.0")
+        until(lambda: reader.read() == (0, 0, 3, 4) and publisher.writer not in (None, old))
+        assert reader.state() is RankState.LIVE
+        until(lambda: publisher.error is None)
+        published = publisher.published
+        publisher.publish(5, 6, 7, 8)
+        assert reader.read() == (5, 6, 7, 8)
+        assert publisher.published == published + 1 >= 3
+        assert "was removed" in caplog.text
+
+
+def test_a_removed_segment_whose_name_another_took(group: str, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No longer ours: the publishes that reach nobody are counted, until the other ends."""
+    monkeypatch.setattr(_publisher, "_LOOK_S", 0.01)
+    with LoadPublisher(group, 0, 1) as publisher, MailboxReader(group, 0, liveness_interval=0) as reader:
+        publisher.publish(1, 2, 3, 4)
+        path = f"/dev/shm/loadbox.{group}.0"
+        os.rename(path, path + ".away")
+        with MailboxWriter(group, 0, 1) as other:
+            other.publish(9, 9, 9, 9)
+            os.unlink(path + ".away")
+            until(lambda: publisher.writer is None and "another living writer" in str(publisher.error))
+            publisher.publish(2, 2, 3, 4)
+            assert publisher.dropped == 1
+            assert reader.read() == (9, 9, 9, 9)
+        until(lambda: reader.read() == (2, 2, 3, 4))
+
+
+def test_publish_never_waits(group: str) -> None:
+    """Not for the background thread, which may be off the processor in the middle of its work."""
+    with MailboxWriter(group, 0, 1):
+        publisher = LoadPublisher(group, 0, 1, start_wait=0.0)
+    with publisher._lock:
+        engine = threading.Thread(target=publisher.publish, args=(1, 2, 3, 4), daemon=True)
+        engine.start()
+        engine.join(20)
+        assert not engine.is_alive()
+    publisher.close()
+
+
+def test_a_child_inherits_locks_that_nobody_will_release(group: str, children: Any) -> None:
+    """It is forked while the background thread holds them."""
+    out = children.run(
+        """
+        import os, sys
+        from loadbox.engines import LoadPublisher
+        from loadbox.mailbox import MailboxWriter
+        for rank in range(2):
+            other = None if rank else MailboxWriter(sys.argv[1], rank, 2)
+            publisher = LoadPublisher(sys.argv[1], rank, 2, start_wait=0.0)
+            with publisher._lock, publisher._closed._cond:
+                pid = os.fork()
+                if not pid:
+                    import faulthandler
+                    faulthandler.dump_traceback_later(20, exit=True)
+                    publisher.publish(1, 2, 3, 4)
+                    publisher.publish(1, 2, 3, 4)
+                    dropped = publisher.dropped
+                    publisher.close()
+                    os._exit(dropped)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), publisher.error is None, publisher.writer is None)
+            publisher.close()
+            if other:
+                other.close()
+        """,
+        group,
+    )
+    assert out == "2 False True\n2 True False\n"
+
+
+def test_a_log_that_fails(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(record: logging.LogRecord) -> bool:
+        raise RuntimeError("no log today")
+
+    log = logging.getLogger("loadbox")
+    log.addFilter(fails)
+    try:
+        with pytest.raises(RuntimeError):
+            log.warning("")
+        LoadPublisher("no group!", 0).publish(1, 2, 3, 4)
+        with LoadPublisher(group, 0) as publisher:
+            publisher.publish(-1, 2, 3, 4)
+            publisher.drop(ValueError())
+            writer = publisher.writer
+            assert writer is not None
+            monkeypatch.setattr(MailboxWriter, "close", fails)
+        monkeypatch.undo()
+        writer.close()
+        assert publisher.dropped == 2
+    finally:
+        log.removeFilter(fails)
+
+
+def test_error_says_what_is_wrong_now(group: str) -> None:
+    with LoadPublisher(group, 0) as publisher:
+        for _ in range(2):
+            publisher.publish(-1, 0, 0, 1)
+            assert "num_running" in str(publisher.error)
+            publisher.publish(1, 0, 0, 1)
+            assert publisher.error is None
+        assert (publisher.published, publisher.dropped) == (2, 2)
+    assert publisher.error == "it is closed"
+
+
+def test_an_error_without_words_is_tried_again(group: str, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(MailboxError):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    tries: list[int] = []
+
+    def fails(*arguments: Any, **options: Any) -> MailboxWriter:
+        tries.append(0)
+        if len(tries) < 4:
+            raise (Odd("odd"), Odd("odd"), MemoryError())[len(tries) - 1]
+        return MailboxWriter(*arguments, **options)
+
+    monkeypatch.setattr(_publisher, "MailboxWriter", fails)
+    with LoadPublisher(group, 0) as publisher:
+        until(lambda: publisher.error is None)
+        assert len(tries) == 4
+
+
+def test_no_publish_is_left_out_of_the_count(group: str) -> None:
+    def engine() -> None:
+        for i in range(5000):
+            publisher.publish(i, 0, 0, 1)
+
+    with LoadPublisher(group, 0) as publisher:
+        engines = [threading.Thread(target=engine) for _ in range(4)]
+        for thread in engines:
+            thread.start()
+        for thread in engines:
+            thread.join()
+        assert (publisher.published, publisher.dropped) == (20000, 0)
+    assert publisher.published == 20000
+
+
+def test_stats_while_publishers_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    caplog.set_level(logging.ERROR, "loadbox")
+
+    def make() -> None:
+        while not done.is_set():
+            LoadPublisher("no group!", 0)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(2000):
+            publisher_stats()
+    finally:
+        done.set()
+        thread.join()
+
+
 def test_no_thread_stays(group: str, at_once: None) -> None:
-    def retrying() -> int:
-        return sum(thread.name == "loadbox-retry" for thread in threading.enumerate())
+    def keeping() -> int:
+        return sum(thread.name == "loadbox-keeper" for thread in threading.enumerate())
 
     with MailboxWriter(group, 0, 1):
         publisher = LoadPublisher(group, 0, 1, start_wait=0.0)
-        assert retrying() == 1
+        assert keeping() == 1
         publisher.close()
-        until(lambda: retrying() == 0)
+        until(lambda: keeping() == 0)
         publisher = LoadPublisher(group, 0, 1, start_wait=0.0)
         assert publisher.writer is None
         del publisher
-        until(lambda: gc.collect() >= 0 and retrying() == 0)
+        until(lambda: gc.collect() >= 0 and keeping() == 0)
 
 
 def test_a_thread_that_cannot_be_started(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
