@@ -1,7 +1,8 @@
 """TokenSpeed on the mailbox: a sink for its load reporter, and a store for its load queries and its DP controller.
 
 **The writing side.**  TokenSpeed's event loop feeds a ``LoadReporter``, whose sink has ``observe(values)`` and ``close()``.  One
-line in ``create_load_reporter`` (in ``tokenspeed.runtime.engine.load_snapshot``), where it has made a sink, adds the mailbox::
+line in ``create_load_reporter`` (in ``tokenspeed.runtime.engine.load_snapshot``), where it has made a sink, adds the mailbox, with
+``import loadbox.engines.tokenspeed`` above::
 
     publisher = loadbox.engines.tokenspeed.with_mailbox(publisher, endpoint, dp_rank, enabled=enabled)
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from loadbox.engines._publisher import LoadPublisher
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MailboxLoadStore", "MailboxSink", "group_of", "with_mailbox"]
 
+_ARRIVED_NS = 100_000_000
+"""A rank that publishes so long after a request was sent to it counts the request: it takes in all that has come before it samples
+its load, a few milliseconds later, in every round."""
+
 LoadValues = tuple[int, int, int, int, int]
 """What its reporter observes: running, waiting, active pages, active and cached pages, all pages."""
 
@@ -39,6 +46,8 @@ class _Sink(Protocol):
 
 
 class _Budget(Protocol):
+    reservations: dict[int, int]
+
     def update_budget(self, loads: list[Any], reset_rank: int | None = None) -> None: ...
 
 
@@ -50,6 +59,8 @@ def group_of(endpoint: str) -> str:
     given = os.environ.get("LOADBOX_GROUP")
     if given:
         return given
+    if not endpoint:
+        raise ValueError("an empty endpoint tells no server from another; set LOADBOX_GROUP")
     return "tokenspeed-" + re.sub(r"[^A-Za-z0-9_]+", "-", endpoint.partition("://")[2] or endpoint)[-53:].strip("-")
 
 
@@ -72,8 +83,9 @@ class MailboxSink:
         self, group: str, dp_rank: int, dp_size: int | None = None, *, then: _Sink | None = None, mode: int = 0o600
     ) -> None:
         self.publisher = LoadPublisher(group, dp_rank, dp_size, mode=mode)
+        self._publish = self.publisher.publish
         self._then = then
-        self._load = (0, 0, 0, 0)
+        self._values: LoadValues = (0, 0, 0, 0, 0)
 
     def observe(self, values: LoadValues) -> None:
         """Publish (running, waiting, active pages, active and cached pages, all pages); the cached ones can be had at once, and
@@ -83,8 +95,8 @@ class MailboxSink:
         except Exception as error:
             self.publisher.drop(error)
         else:
-            self._load = (running, waiting, active, total)
-            self.publisher.publish(running, waiting, active, total)
+            self._values = values
+            self._publish(running, waiting, active, total)
         if self._then is not None:
             self._then.observe(values)
 
@@ -93,7 +105,8 @@ class MailboxSink:
 
         Four zeros, no snapshot, before the first observation.
         """
-        return self._load
+        running, waiting, active, _, total = self._values
+        return running, waiting, active, total
 
     def close(self) -> None:
         """Say CLOSED.  Idempotent."""
@@ -109,7 +122,11 @@ def with_mailbox(publisher: _Sink, endpoint: str, dp_rank: int, *, enabled: bool
     """
     if not enabled:
         return publisher
-    return MailboxSink(group_of(endpoint), dp_rank, dp_size, then=publisher)
+    try:
+        group = group_of(endpoint)
+    except Exception:
+        group = endpoint  # which names no group either, as LoadPublisher will say
+    return MailboxSink(group, dp_rank, dp_size, then=publisher)
 
 
 class _Row(NamedTuple):
@@ -153,6 +170,8 @@ class MailboxLoadStore:
         self._valid_for_ms = int(stall_after * 1000)
         self._budget = budget
         self._epochs: dict[int, int] = {}
+        self._sent: list[deque[int]] = [deque() for _ in range(dp_size)]  # when each reservation was made, ns
+        self._looked_ns = monotonic_ns()
 
     def accept(self, snapshot: object) -> bool:
         """False: snapshots that are sent are not needed, nor taken."""
@@ -182,12 +201,7 @@ class MailboxLoadStore:
         rows = self._fresh()
         complete = len(rows) == self._dp_size
         if self._budget is not None and complete:
-            loads = self._project(rows)
-            for row in rows:
-                if self._epochs.get(row.rank, row.epoch) != row.epoch:
-                    self._budget.update_budget(loads, reset_rank=row.rank)
-                self._epochs[row.rank] = row.epoch
-            self._budget.update_budget(loads)
+            self._update(self._budget, rows)
         return complete
 
     def close(self) -> None:
@@ -199,6 +213,29 @@ class MailboxLoadStore:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def _update(self, budget: _Budget, rows: list[_Row]) -> None:
+        # The budget takes a reservation back when a rank's requests have grown.  Fed by messages it sees every growth; asked only
+        # before a dispatch, it would miss the requests that came and went between, and keep their reservations for ever.
+        now = monotonic_ns()
+        for row in rows:
+            new = budget.reservations.get(row.rank, 0) - len(self._sent[row.rank])
+            if new > 0:  # the controller dispatches right after it has looked; what it pins to a rank may be younger
+                self._sent[row.rank].extend([self._looked_ns] + [now] * (new - 1))
+        loads = self._project(rows)
+        for row in rows:
+            if self._epochs.get(row.rank, row.epoch) != row.epoch:
+                budget.update_budget(loads, reset_rank=row.rank)
+            self._epochs[row.rank] = row.epoch
+        budget.update_budget(loads)
+        for row in rows:
+            sent = self._sent[row.rank]
+            while len(sent) > budget.reservations[row.rank]:
+                sent.popleft()
+            while sent and row.published_ns - sent[0] >= _ARRIVED_NS:
+                sent.popleft()
+                budget.reservations[row.rank] -= 1
+        self._looked_ns = now
 
     def _fresh(self) -> list[_Row]:
         rows = self._reader.read(self._rows)

@@ -206,7 +206,7 @@ def test_a_forked_child_drops(group: str, children: Any) -> None:
         pid = os.fork()
         if not pid:
             publisher.publish(9, 9, 9, 9)
-            os.write(1, f"{publisher.dropped} {'forked' in publisher.error}\\n".encode())
+            os.write(1, f"{publisher.published} {publisher.dropped} {'forked' in publisher.error}\\n".encode())
             publisher.close()
             os._exit(0)
         os.waitpid(pid, 0)
@@ -217,7 +217,7 @@ def test_a_forked_child_drops(group: str, children: Any) -> None:
         """,
         group,
     )
-    assert out == "1 True\nLIVE (5, 6, 7, 8)\n"
+    assert out == "0 1 True\nLIVE (5, 6, 7, 8)\n"
 
 
 def test_a_segment_that_was_removed_is_made_anew(

@@ -51,6 +51,7 @@ def test_values_that_no_reporter_gives(group: str, values: Any) -> None:
         sink.observe(values)
         assert reader.read() == (1, 2, 3, 4)
     assert (sink.publisher.published, sink.publisher.dropped, then.seen[-1]) == (1, 1, values)
+    sink.load()
     sink.close()
 
 
@@ -68,6 +69,19 @@ def test_ranks_that_do_not_report_have_none(group: str, monkeypatch: pytest.Monk
     sink = Sink()
     assert with_mailbox(sink, "tcp://127.0.0.1:1", 0, enabled=False) is sink
     assert not os.path.exists(f"/dev/shm/loadbox.{group}.0")
+
+
+@pytest.mark.parametrize("endpoint", [None, 5, ""], ids=repr)
+def test_an_endpoint_that_names_no_group_is_not_the_engines_trouble(
+    endpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("LOADBOX_GROUP", raising=False)
+    then = Sink()
+    sink: Any = with_mailbox(then, endpoint, 0, enabled=True)
+    sink.observe((1, 2, 3, 3, 4))
+    sink.close()
+    assert (sink.publisher.dropped, then.seen) == (1, [(1, 2, 3, 3, 4), "closed"])
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -276,3 +290,55 @@ def test_its_controller_needs_no_message(group: str, theirs: Callable[..., str])
         group,
     )
     assert out == "[1]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("came_and_went", [True, False], ids=["came and went", "on its way"])
+def test_a_reservation_lasts_until_its_request_is_there(group: str, theirs: Callable[..., str], came_and_went: bool) -> None:
+    """Its budget takes a reservation back when a rank's requests have grown.  Looked at only before a dispatch, a request that was
+    done before the next one never made them grow; a rank would keep the reservation for ever and be shunned for it."""
+    out = theirs(
+        """
+        import sys, types
+        import loadbox.engines.tokenspeed as adapter
+
+        group, came_and_went = sys.argv[1], sys.argv[2] == "True"
+        if came_and_went:
+            adapter._ARRIVED_NS = 0
+        sent = []
+        budget = controller.DPBudget(controller.LoadBalanceMethod.SHORTEST_QUEUE)
+        store = adapter.MailboxLoadStore(group, 2, budget=budget)
+        its = types.SimpleNamespace(
+            dp_budget=budget,
+            load_snapshot_store=store,
+            workers=[types.SimpleNamespace(send_pyobj=lambda req, rank=rank: sent.append(rank)) for rank in range(2)],
+            round_robin_scheduler=lambda req: sent.append("round robin"),
+        )
+        busy, idle = adapter.MailboxSink(group, 0, 2), adapter.MailboxSink(group, 1, 2)
+        busy.observe((3, 0, 50, 50, 100))
+        idle.observe((0, 0, 0, 0, 100))
+        while len(store.fresh_snapshots()) != 2:
+            pass
+        for _ in range(12):
+            controller.DataParallelController.budget_scheduler(its, None)
+            if came_and_went:
+                busy.observe((3, 0, 50, 50, 100))
+                idle.observe((1, 0, 1, 1, 100))
+                idle.observe((0, 0, 0, 0, 100))
+        print(sent.count(1), sent.count("round robin"), budget.reservations)
+        if came_and_went:  # pinned ones, too, which are booked without a look before
+            for _ in range(3):
+                budget.dispatch(pinned_rank=0)
+            for seen in ({0: 2, 1: 0}, {0: 2, 1: 0}):
+                assert store.is_complete_fresh()
+                assert budget.reservations == seen, budget.reservations
+            busy.observe((3, 0, 50, 50, 100))
+            assert store.is_complete_fresh()
+            print(budget.reservations)
+        for one in (busy, idle, store):
+            one.close()
+        """,
+        group,
+        str(came_and_went),
+    )
+    assert out == ("12 0 {0: 0, 1: 1}\n{0: 0, 1: 0}\n" if came_and_went else "3 9 {0: 0, 1: 3}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 from typing import Any
 
@@ -217,3 +218,18 @@ def test_threads_never_tear(box: Any, group: str) -> None:
             seq = int.from_bytes(file.read()[128:136], "little")
     assert not torn
     assert seq == 2 * (4 * rounds + 2)  # no snapshot, 0, and all of theirs
+
+
+def test_what_the_owner_sees_of_its_own(box: Any, group: str) -> None:
+    with box.MailboxWriter(group, 0, 1) as writer:
+        links, first, *load = writer._seen()
+        assert (links, load) == (1, [0, 0, 0, 0])
+        for i in range(1, 6):
+            writer.publish(i, 2, 3, 4)
+            assert writer._seen() == (1, first + 2 * i, i, 2, 3, 4)
+        with pytest.raises(ValueError, match="num_running"):
+            writer.publish(-1, 2, 3, 4)
+        assert writer._seen() == (1, first + 10, 5, 2, 3, 4)
+        os.unlink(f"/dev/shm{writer.name}")
+        assert writer._seen() == (0, first + 10, 5, 2, 3, 4)
+    assert writer._seen() is None

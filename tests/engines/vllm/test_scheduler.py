@@ -206,7 +206,7 @@ def test_no_error_of_ours_reaches_the_engine(
     if fault == "publish":
         scheduler._loadbox.publish = scheduler._loadbox.close = refuse
     if fault == "store":
-        scheduler._loadbox._store = refuse
+        scheduler._loadbox._use(refuse)
     if fault == "counts":
         scheduler.get_request_counts = Without(scheduler.get_request_counts, "__call__")
     if fault == "pool":
