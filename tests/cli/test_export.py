@@ -246,12 +246,3 @@ def test_the_dashboard_is_whole() -> None:
         assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         assert panel["title"]
         assert panel["description"]
-
-
-def test_the_page_lists_every_metric(group: str, writer: Any, exporter: Any) -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
-    listed = set(re.findall(r"^\| `(loadbox_\w+)`", page, re.MULTILINE))
-    writer(group, 0, 1, (7, 2, 30, 60))
-    server = exporter("--group", group)
-    with LoadReader(group, 1):
-        assert {sample.name for sample in server.scrape().samples} == listed
