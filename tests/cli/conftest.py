@@ -74,26 +74,28 @@ def writer(children: Any) -> Callable[..., Writer]:
 
 
 # The terminal becomes the command's own, so that its keys send signals.
-_IN_A_TERMINAL = """
-import fcntl, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from loadbox.cli.__main__ import main
-main()
-"""
+_IN_A_TERMINAL = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
 class Tty:
     """A command in a terminal of its own; ``text`` is all that it wrote."""
 
-    def __init__(self, *args: str, width: int = 150, height: int = 40, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *args: str,
+        program: tuple[str, ...] = (sys.executable, "-m", "loadbox.cli"),
+        width: int = 150,
+        height: int = 40,
+        env: dict[str, str] | None = None,
+    ) -> None:
         self.master, self.slave = pty.openpty()
         self.resize(width, height)
         self.before = termios.tcgetattr(self.slave)
         self.text = ""
         environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _IN_A_TERMINAL, *args],
+            [sys.executable, "-c", _IN_A_TERMINAL, *program, *args],
             stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True, cwd="/",
             env={**environment, "TERM": "xterm-256color", "COLORTERM": "", "COLUMNS": "80", "LINES": "24", **(env or {})},
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,21 @@ def test_control_c_and_control_z(group: str, tty: Any) -> None:
     top.press("\x03")
     assert top.end() == 0
     assert_given_back(top)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no shell with job control here")
+def test_a_shell_stops_it_and_lets_it_go_on(group: str, tty: Any) -> None:
+    shell = tty("--norc", "--noprofile", "-i", program=("bash",))
+    shell.press(f"{sys.executable} -m loadbox.cli top --group {group}\n")
+    shell.wait_for(lambda screen: "\x1b[?1049h" in shell.text and "no mailboxes" in screen)
+    shell.press("\x1a")
+    shell.wait_for(lambda screen: "Stopped" in shell.text.rpartition("\x1b[?1049l")[2])  # said where one can see it
+    shell.press("fg\n")
+    shell.wait_for(lambda screen: shell.text.count("\x1b[?1049h") == 2 and "no mailboxes" in screen)
+    shell.press("q")
+    shell.wait_for(lambda screen: shell.text.count("\x1b[?1049l") == 2)
+    shell.press("exit\n")
+    assert shell.end() == 0
 
 
 def test_an_error_gives_the_terminal_back(group: str, tty: Any) -> None:
