@@ -6,7 +6,7 @@ SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name 
 
 .DEFAULT_GOAL := help
 .PHONY: help demo pictures test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
-.PHONY: bench bench-full bench-vllm bench-routing bench-routing-full instructions lint types clean
+.PHONY: bench bench-full bench-vllm bench-routing bench-routing-full instructions docs lint types clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -130,6 +130,9 @@ bench-routing: $(VENV)/.installed ## ways of choosing a rank, by simulation: the
 bench-routing-full: $(VENV)/.installed ## all of it, a quarter of an hour and more; writes benchmarks/results/routing.json and docs/img/routing.svg
 	$(PY) -m pip install --quiet --disable-pip-version-check 'matplotlib>=3.7'
 	@$(PY) benchmarks/routing --publish $(ARGS)
+
+docs: $(VENV)/.installed ## the API reference, from the docstrings, into build/docs; fails on a warning and on a missing docstring
+	@$(PY) docs/build_api.py build/docs && echo "build/docs/index.html"
 
 lint: $(VENV)/.installed ## ruff, and the house's own rules
 	$(VENV)/bin/ruff check .

@@ -43,6 +43,9 @@ class MailboxReader(_seqlock.ReaderCore):
 
     __slots__ = ("_name", "_rank")
 
+    epoch = _seqlock.ReaderCore.epoch
+    reason = _seqlock.ReaderCore.reason
+
     def __init__(self, group: str, rank: int, *, stall_after: float = 5.0, liveness_interval: float = 0.1) -> None:
         self._name = segment_name(group, rank)
         self._rank = check_rank(rank)

@@ -1,7 +1,5 @@
 """What a view gives: a rank's load with its origin, and the one error of choosing."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from loadbox.mailbox import LoadSnapshot, RankState
