@@ -120,6 +120,7 @@ bench-full: $(VENV)/.installed $(VENV)-peers/.installed ## all benchmarks but th
 		$(PY) benchmarks/bench_$$name.py --json benchmarks/results/$$name.json; done
 	@$(MAKE) --no-print-directory peers-full
 	@$(PY) benchmarks/plots.py
+	@$(PY) benchmarks/numbers_page.py
 
 instructions: ## instructions of a bare publish and read against the committed figures; needs valgrind and a C compiler
 	@$(PYTHON) benchmarks/instructions.py $(ARGS)

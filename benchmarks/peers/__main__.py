@@ -81,7 +81,7 @@ def main() -> None:
     options.add_argument(
         "--quick", action="store_true", help="only the closest peers and the unprotected ones, one pass, few trials"
     )
-    options.add_argument("--passes", type=int, default=3, metavar="N")
+    options.add_argument("--passes", type=int, default=2, metavar="N")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--json", metavar="FILE", help="also write the figures there")
     options.add_argument("--one", metavar="NAME", help=argparse.SUPPRESS)
@@ -90,7 +90,7 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(one(arguments.one, Effort(**json.loads(arguments.effort)), arguments.seed)))
         return
-    effort = Effort(trials=2) if arguments.quick else Effort(trials=8)
+    effort = Effort(trials=2) if arguments.quick else Effort(trials=4)
     kinds = [kind for kind in PEERS if kind.quick or not arguments.quick]
     passes: dict[str, list[dict[str, Any]]] = {kind.__name__: [] for kind in kinds}
     missing: dict[str, str] = {}
