@@ -47,7 +47,7 @@ torture: $(VENV)/.installed ## the mailbox at length: ten million reads each way
 model: ## Spin on the models, litmus files on the C11 rules, each also weakened; needs spin and a C compiler
 	@$(PYTHON) proof/run $(ARGS)
 
-sanitize: $(VENV)/.installed ## the header and the C core under Address-, UB- and ThreadSanitizer, under three minutes; needs gcc
+sanitize: $(VENV)/.installed ## the header and the C cores under Address-, UB- and ThreadSanitizer, the reader and the fuzz tests, too; minutes; needs gcc
 	@$(PY) proof/sanitize/run $(ARGS)
 
 .PHONY: soak fuzz
