@@ -18,7 +18,7 @@ def ls(groups: tuple[str, ...], as_json: bool) -> None:
     """List the mailboxes and dispatch boards in /dev/shm.
 
     One line a file: its state, kind, size, mode, user and name.  A rank's states are those that a reader of this user finds; a
-    board is LIVE while its frontend lives.  Nothing but names of loadbox's own is listed.
+    board is LIVE while its frontend lives.  Below the table stands why a file is REFUSED.  Names of loadbox's own only are listed.
 
     \b
     loadbox ls                          everything
@@ -61,6 +61,7 @@ def ls(groups: tuple[str, ...], as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for heading, right in (("state", False), ("kind", False), ("size", True), ("mode", False), ("owner", False), ("name", False)):
@@ -69,6 +70,10 @@ def ls(groups: tuple[str, ...], as_json: bool) -> None:
         words = (record["kind"], record["size"], record["mode"], record["user"], record["name"])
         table.add_row(state_text(str(record["state"])), *map(str, words))
     if records:
-        Console(width=1000).print(table, highlight=False)
+        console = Console(width=1000)
+        console.print(table, highlight=False)
+        for record in records:
+            if record["reason"]:
+                console.print(Text(f"{record['name']}: {record['reason']}", "red"))
     else:
         click.echo("Nothing: no scheduler and no frontend has made anything here.", err=True)

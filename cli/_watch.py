@@ -39,7 +39,8 @@ def watch(where: tuple[str, ...], group: str | None, form: str | None, interval:
     """Follow one rank's load as it changes: a line for each change of its state, its epoch or its four numbers.
 
     It looks once an interval: of what changes faster, it shows the last.  A rank that is not there yet is waited for, and
-    restarts are followed: they show as another epoch.  Ctrl-C ends it, as does the end of whatever reads its lines.
+    restarts are followed: they show as another epoch.  Why a rank is REFUSED goes to stderr.  Ctrl-C ends it, as does the end
+    of whatever reads its lines.
 
     \b
     loadbox watch 3                     rank 3 of the only group on this host
@@ -56,6 +57,8 @@ def watch(where: tuple[str, ...], group: str | None, form: str | None, interval:
         with MailboxReader(group, rank) as reader:
             for number, row in enumerate(_rows(reader, interval, every), 1):
                 _put(_line(row, form))
+                if row[2] is RankState.REFUSED and not every:
+                    click.echo(f"loadbox: {reader.reason}", err=True)
                 if number == count:
                     break
     except KeyboardInterrupt:

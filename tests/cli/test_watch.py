@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,6 +87,14 @@ def test_lines_for_people(group: str, writer: Any) -> None:
     head, line = CliRunner().invoke(app, ["watch", group, "0", "--count", "1"]).output.splitlines()
     assert head.split() == HEADINGS
     assert line.split()[2:7] == ["LIVE", "3", "1", "20", "40"]
+
+
+def test_why_it_is_refused_goes_to_stderr(group: str, watch: Any) -> None:
+    Path(f"/dev/shm/loadbox.{group}.0").write_bytes(b"x" * 4096)
+    child = watch(group, 0, "--csv", "--count", 1)
+    out, err = child.communicate(timeout=60)
+    assert out.splitlines()[1].split(",")[1:] == ["", "REFUSED", "", "", "", "", ""]
+    assert err.startswith(f"loadbox: refused to read /dev/shm/loadbox.{group}.0: it is no segment of loadbox")
 
 
 def test_a_reader_that_has_enough_ends_it(group: str, watch: Any) -> None:
