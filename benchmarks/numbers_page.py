@@ -64,11 +64,12 @@ def peers() -> str:
     own = figures["LoadboxC"]
     columns = ("publish_ns", "publish_loaded_p99_ns", "read_ns", "read_loaded_p99_ns", "read_all_ns")
     rows = []
-    for name, peer in figures.items():
+    for peer in figures.values():
         cells = []
         for column in columns:
-            ratio = "" if name == "LoadboxC" or peer[column] is None else f" ({peer[column] / own[column]:,.3g}x)"
-            cells.append(time_of(peer[column]) + ratio)
+            ratio = 1.0 if peer[column] is None else peer[column] / own[column]
+            times = f" ({ratio:,.0f}x)" if ratio >= 100 else f" ({ratio:.2g}x)"
+            cells.append(time_of(peer[column]) + ("" if ratio == 1.0 else times))
         torn = f"{peer['torn']:,} of {peer['reads']:,}" if peer["torn"] else "none"
         rows.append([peer["name"], *cells, torn])
     headings = ["", "publish", "with a busy reader, p99", "read", "with a busy writer, p99", "read of 64 ranks", "torn reads"]

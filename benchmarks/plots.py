@@ -93,7 +93,7 @@ def staleness() -> None:
         for place, name in enumerate(names):
             value = rows[name][column]
             axis.barh(place, value, color=OURS if name == "mailbox" else OTHERS, height=0.65)
-            axis.text(value, place, f" {value:.3g}", va="center", fontsize=7.5)
+            axis.text(value, place, f" {value:,.0f}" if value >= 100 else f" {value:.2g}", va="center", fontsize=7.5)
         axis.set_xlim(0, axis.get_xlim()[1] * 1.15)
         axis.set_title(title, fontsize=9)
     axes[0].set_yticks(range(len(names)), names)
