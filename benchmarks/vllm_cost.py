@@ -66,7 +66,7 @@ def refill(rig: Any, batch: int, round_: int) -> None:
     rig.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
     for n in range(batch):
         rig.add(rig.request(f"{round_}.{n}", [3 + n] * PROMPT, 10_000))
-    for _ in range(4):
+    for _ in range(4 + batch * PROMPT // 128):
         output = rig.scheduler.schedule()
         rig.scheduler.update_from_output(output, rig.make_up(output))
     assert rig.scheduler.get_request_counts() == (batch, 0)

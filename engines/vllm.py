@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import deque
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = ["MailboxScheduler"]
 _LOG_INTERVAL_S = 60.0
 _log = logging.getLogger("loadbox")
 _classes: dict[type, type] = {}
+_len = deque.__len__
 
 
 class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there when types are checked
@@ -61,6 +63,7 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
         self._loadbox: LoadPublisher | None = None
         self._loadbox_next_log = 0.0
         super().__init__(*args, **kwargs)
+        self._loadbox_quick = _counts_are_known(self)
         try:
             config = self.vllm_config
             rank = config.parallel_config.data_parallel_index
@@ -121,7 +124,10 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
         if publisher is None:
             return
         try:
-            running, waiting = self.get_request_counts()
+            if self._loadbox_quick:
+                running, waiting = len(self.running), _len(self.waiting) + _len(self.kv_holding_waiting)
+            else:
+                running, waiting = self.get_request_counts()
             pool = self.kv_cache_manager.block_pool
             total = pool.num_gpu_blocks - 1  # one is vLLM's own null block
             if total > 0:
@@ -139,6 +145,22 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
         if monotonic() >= self._loadbox_next_log:
             self._loadbox_next_log = monotonic() + _LOG_INTERVAL_S
             _log.warning("this vLLM rank %s, and serves on: %s: %s", what, type(error).__name__, error)
+
+
+def _counts_are_known(scheduler: Any) -> bool:
+    """Whether ``get_request_counts`` is what it is in vLLM 0.32, on its common queues: then it can be had at a third of its price.
+
+    Most of that price are the queues' lengths, each a Python function that asks the deque it is.
+    """
+    try:
+        counts = type(scheduler).get_request_counts
+        return (
+            counts.__code__.co_names == ("len", "running", "waiting", "kv_holding_waiting")
+            and isinstance(scheduler.waiting, deque)
+            and isinstance(scheduler.kv_holding_waiting, deque)
+        )
+    except Exception:
+        return False
 
 
 def _group(config: Any, rank: int) -> str:

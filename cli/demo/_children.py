@@ -27,11 +27,11 @@ _TERM_LIMIT_S = 1.0
 class Child:
     """One process: its input is the lifeline, its output are reports, its errors are for people."""
 
-    def __init__(self, name: str, module: str, *args: str) -> None:
+    def __init__(self, name: str, module: str, *args: str, env: dict[str, str] | None = None) -> None:
         self.name = name
         self.process = subprocess.Popen(
             [sys.executable, "-c", _BOOT.format(module=module), "\n".join(sys.path), *args],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env=env,
         )  # fmt: skip
         self.noticed = False
         """Whether the supervisor has been told of this child's end."""
@@ -80,12 +80,12 @@ class Children:
         self._selector = selectors.DefaultSelector()
         self._pending: dict[int, bytes] = {}
 
-    def start(self, name: str, module: str, *args: str) -> Child:
+    def start(self, name: str, module: str, *args: str, env: dict[str, str] | None = None) -> Child:
         """Start a child; Ctrl-C at the terminal, or the terminal's end, does not reach it."""
         # A blocked signal stays blocked over fork and exec; one that comes meanwhile is ours as soon as we unblock it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
-            child = Child(name, module, *args)
+            child = Child(name, module, *args, env=env)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.all.append(child)

@@ -6,8 +6,10 @@ import os
 import secrets
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
+from click.core import ParameterSource
 
 from loadbox.cli._params import Number, to_group
 from loadbox.mailbox import MailboxUnsupported, _names
@@ -18,6 +20,13 @@ _RATE_A_RANK = 0.95
 
 
 @click.command()
+@click.option(
+    "--engine",
+    type=click.Choice(["model", "vllm"]),
+    default="model",
+    show_default=True,
+    help="What the ranks are: a model of an engine, or a real vLLM server on the CPU; that one takes --group and --plain only.",
+)
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True, help="Rank processes.")
 @click.option("--frontends", type=click.IntRange(1, 16), default=4, show_default=True, help="Frontend processes.")
 @click.option(
@@ -72,6 +81,7 @@ _RATE_A_RANK = 0.95
 @click.option("--plain", is_flag=True, help="Plain lines, as without a terminal.")
 @click.option("--svg", type=click.Path(dir_okay=False, writable=True, path_type=Path), hidden=True)
 def demo(
+    engine: str,
     ranks: int,
     frontends: int,
     remote: int | None,
@@ -107,8 +117,12 @@ def demo(
     loadbox demo --chooser least --chooser own
     loadbox demo --ranks 8 --seconds 5
     kill -9 PID                         meanwhile: a rank dies, the others serve on
+    loadbox demo --engine vllm          instead, `vllm serve -dp 2` with a tiny random model: three minutes
     """
     from rich.console import Console
+
+    if engine == "vllm":
+        _vllm_demo(group, plain)
 
     from loadbox.cli.demo._options import ROUND_ROBIN, Options
     from loadbox.cli.demo._run import DemoError, run
@@ -148,5 +162,32 @@ def demo(
     plain = plain or not console.is_terminal or console.is_dumb_terminal
     try:
         sys.exit(run(options, arrivals, console, plain=plain, still=svg))
+    except (DemoError, MailboxUnsupported) as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _vllm_demo(group: str | None, plain: bool) -> NoReturn:
+    from rich.console import Console
+
+    from loadbox.cli.demo._run import DemoError
+    from loadbox.cli.demo.vllm._server import HOW_TO_INSTALL, is_installed
+
+    source = click.get_current_context().get_parameter_source
+    parameters = click.get_current_context().command.params
+    others = [
+        p.opts[0]
+        for p in parameters
+        if p.name not in ("engine", "group", "plain") and source(p.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if others:
+        raise click.UsageError(f"{', '.join(others)}: not with --engine vllm, which takes --group and --plain only.")
+    if not is_installed():
+        raise click.ClickException(HOW_TO_INSTALL)
+    from loadbox.cli.demo.vllm._run import run
+
+    console = Console()
+    plain = plain or not console.is_terminal or console.is_dumb_terminal
+    try:
+        sys.exit(run(group or f"demo-{os.getpid()}-{secrets.token_hex(3)}", console, plain=plain))
     except (DemoError, MailboxUnsupported) as error:
         raise click.ClickException(str(error)) from None

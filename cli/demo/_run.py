@@ -24,7 +24,7 @@ from loadbox.cli.demo._view import LiveView, PlainView, draw
 from loadbox.cli.demo._watch import Watch
 from loadbox.mailbox import _names, _segment
 
-__all__ = ["DemoError", "run"]
+__all__ = ["DemoError", "private_directory", "run", "signals"]
 
 _HERE = "loadbox.cli.demo"
 _SOCKET_PATH_LIMIT = 70
@@ -45,7 +45,8 @@ class _Stop:
 
 
 @contextmanager
-def _signals() -> Iterator[_Stop]:
+def signals() -> Iterator[_Stop]:
+    """Ctrl-C and its like end the run by a flag."""
     stop = _Stop()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
@@ -56,7 +57,8 @@ def _signals() -> Iterator[_Stop]:
 
 
 @contextmanager
-def _private_directory() -> Iterator[str]:
+def private_directory() -> Iterator[str]:
+    """A directory for the run, removed after it."""
     base = tempfile.gettempdir()
     # A socket's path has at most 107 characters.
     path = tempfile.mkdtemp(prefix="loadbox-demo-", dir=base if len(base) < _SOCKET_PATH_LIMIT else "/tmp")
@@ -96,8 +98,8 @@ def run(options: Options, arrivals: list[Request], console: Console, *, plain: b
         still: write a picture (SVG) of the table and the summary to this file.
     """
     _check_group_is_free(options)
-    with _signals() as stop, ExitStack() as stack:
-        directory = stack.enter_context(_private_directory())
+    with signals() as stop, ExitStack() as stack:
+        directory = stack.enter_context(private_directory())
         options = msgspec.structs.replace(options, directory=directory)
         Path(directory, _reports.ARRIVALS).write_bytes(msgspec.json.encode(split(arrivals, options.frontends, options.seed)))
         stack.callback(_clean, options)

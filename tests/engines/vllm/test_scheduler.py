@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from rig import Rig, make_config, make_scheduler, rank_config, truth
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from loadbox.engines import LoadPublisher
@@ -113,6 +114,7 @@ def test_the_mailbox_is_the_scheduler(configs: dict[bool, Any], group: str, asyn
             pass
         assert not scheduler.has_requests()
         assert reader.read() == (0, 0, 0, 64) == truth(scheduler)
+        assert scheduler._loadbox_quick
         # What the run is for has really occurred.
         seen = {
             "preempted": rig.preempted,
@@ -135,6 +137,29 @@ def test_the_mailbox_is_the_scheduler(configs: dict[bool, Any], group: str, asyn
         assert scheduler._loadbox.dropped == 0
         scheduler.shutdown()
         assert reader.state() is RankState.CLOSED
+
+
+@pytest.mark.parametrize("priority", [False, True], ids=["counted by vLLM", "priority queues"])
+def test_counts_that_are_not_the_known_ones(
+    model: Path, configs: dict[bool, Any], group: str, priority: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if priority:
+        config = make_config(model, asynchronous=False, policy="priority")
+    else:
+        config = configs[False]
+        monkeypatch.setattr(Scheduler, "get_request_counts", lambda self: (len(self.running), truth(self)[1]))
+    scheduler = make_scheduler(rank_config(config, loadbox_group=group))
+    assert not scheduler._loadbox_quick
+    with MailboxReader(group, 0) as reader:
+        client = Client(Rig(scheduler), reader, 1)
+        while client.sent < 60:
+            client.send()
+            client.step()
+        while client.step():
+            pass
+        assert reader.read() == (0, 0, 0, 64)
+        assert client.most_waiting > 5
+    scheduler.shutdown()
 
 
 def drive(scheduler: Any, requests: int = 12) -> list[str]:
@@ -199,6 +224,8 @@ def test_no_error_of_ours_reaches_the_engine(
         config.parallel_config = Without(config.parallel_config, "data_parallel_index")
     if fault == "instance":
         config = Without(rank_config(config), "instance_id")
+    if fault == "counts":
+        monkeypatch.setattr(adapter, "_counts_are_known", lambda scheduler: False)
     if fault == "scheduler-config":
         monkeypatch.setattr(adapter, "_own_choice", refuse)
     scheduler = make_scheduler(config)
