@@ -36,7 +36,7 @@ class _Demo:
     def __init__(self, group: str, folder: Path, children: Children, screen: Screen, stopped: Callable[[], bool]) -> None:
         self.scene = Scene(group)
         self.server: Server | None = None
-        self.survey = Survey(group)
+        self.survey = Survey((group,))
         self._folder = folder
         self._children = children
         self._screen = screen

@@ -23,6 +23,7 @@ __all__ = ["Scene", "Screen", "draw"]
 
 _LIVE_INTERVAL_S = 0.12
 _PLAIN_INTERVAL_S = 1.0
+_PLAIN_SAME_S = 10.0
 
 
 @dataclass
@@ -73,7 +74,7 @@ def _table(ranks: list[RankLook]) -> Table:
 
 
 class Screen:
-    """Shows scenes: a live table at a terminal, or a line a second and one for each step."""
+    """Shows scenes: a live table at a terminal, or a line for each step and, at most once a second, for what changes."""
 
     def __init__(self, console: Console, *, plain: bool) -> None:
         self._console = console
@@ -81,6 +82,7 @@ class Screen:
         self._interval_s = _PLAIN_INTERVAL_S if plain else _LIVE_INTERVAL_S
         self._next = 0.0
         self._told = 0
+        self._last = ("", 0.0)
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -104,7 +106,10 @@ class Screen:
         for text in scene.shown[self._told :]:
             self._say(f"✓ {text}")
         self._told = len(scene.shown)
-        self._say(f"{scene.elapsed_s:5.1f} s  {scene.doing} | " + "; ".join(map(_plain, scene.ranks)))
+        now = f"{scene.doing} | " + "; ".join(map(_plain, scene.ranks))
+        if now != self._last[0] or scene.elapsed_s >= self._last[1] + _PLAIN_SAME_S:
+            self._last = (now, scene.elapsed_s)
+            self._say(f"{scene.elapsed_s:5.1f} s  {now}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
