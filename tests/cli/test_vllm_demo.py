@@ -17,10 +17,12 @@ from rich.console import Console
 
 from loadbox.cli._app import app
 from loadbox.cli._survey import RankLook
-from loadbox.cli.demo.vllm import _server
+from loadbox.cli.demo._children import Children
+from loadbox.cli.demo._run import DemoError
+from loadbox.cli.demo.vllm import _run, _server
 from loadbox.cli.demo.vllm._requests import Request
 from loadbox.cli.demo.vllm._screen import Scene, Screen
-from loadbox.mailbox import LoadSnapshot, RankState
+from loadbox.mailbox import LoadSnapshot, MailboxWriter, RankState
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -107,6 +109,19 @@ def test_a_request_to_nobody_is_an_error_and_no_hang() -> None:
     assert "Connection" in (request.wait() or "")
     request.abort()
     assert request.done
+
+
+def test_it_sees_the_ranks(group: str, tmp_path: Path) -> None:
+    with Children() as children, Screen(Console(file=io.StringIO()), plain=True) as screen:
+        demo = _run._Demo(group, tmp_path, children, screen, lambda: False)
+        assert [look.state for look in demo.look()] == [RankState.ABSENT] * 2
+        with MailboxWriter(group, 1) as one:
+            one.publish(1, 2, 3, 4)
+            ranks = demo.until("rank 1 comes", lambda ranks: ranks[1].state is RankState.LIVE, 30)
+            assert [(look.state, look.snapshot) for look in ranks] == [(RankState.ABSENT, None), (RankState.LIVE, (1, 2, 3, 4))]
+        with pytest.raises(DemoError, match="this has not come in 0 s: rank 0 comes"):
+            demo.until("rank 0 comes", lambda ranks: ranks[0].state is RankState.LIVE, 0)
+        demo.survey.close()
 
 
 @pytest.mark.parametrize("plain", [False, True])

@@ -18,7 +18,7 @@ __all__ = ["main"]
 
 _TICK_S = 0.05
 _ORDERLY_S = 2.0
-_POLITENESS = 10
+_POLITENESS = 5
 
 
 def main() -> None:
