@@ -115,16 +115,16 @@ def test_a_rank_that_died_has_last_words(group: str, writer: Any) -> None:
     assert told(f"{group}.0")["state"] == "DEAD"
 
 
-def test_a_rank_that_is_stopped(group: str, writer: Any) -> None:
-    rank = writer(group, 0, 1, (7, 2, 30, 60))
-    rank.child.send_signal(signal.SIGSTOP)
-    deadline = time.monotonic() + 60
-    while told(f"{group}.0")["state"] != "STALLED":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert f"process {rank.pid} is stopped (kill -CONT {rank.pid} lets it go on)" in only(f"{group}.0")
-    rank.child.send_signal(signal.SIGCONT)
-    assert "its scheduler hangs, or one step takes that long" in only(f"{group}.0")
+def test_a_rank_that_hangs_or_is_stopped(group: str, put: Callable[..., str], locked: Any, children: Any) -> None:
+    child = children.start("input()")
+    long_ago = time.monotonic_ns() - 10 * 10**9
+    name = put(segment(a=(1, 2, 3, 4, max(1, long_ago), EPOCH), owner_pid=child.pid))
+    locked(name, 0, EPOCH)
+    assert "its scheduler hangs, or one step takes that long" in only(name)
+    assert told(name)["state"] == "STALLED"
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert f"process {child.pid} is stopped (kill -CONT {child.pid} lets it go on)" in only(name)
 
 
 def test_a_rank_that_is_silent(group: str, writer: Any) -> None:
