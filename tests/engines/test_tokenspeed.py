@@ -342,3 +342,131 @@ def test_a_reservation_lasts_until_its_request_is_there(group: str, theirs: Call
         str(came_and_went),
     )
     assert out == ("12 0 {0: 0, 1: 1}\n{0: 0, 1: 0}\n" if came_and_went else "3 9 {0: 0, 1: 3}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1], ids=["plain", "overlapped"])
+def test_its_event_loop_says_what_runs_before_it_runs(group: str, theirs: Callable[..., str], depth: int) -> None:
+    """Its own loop, reporter and cadence; the C++ scheduler, the device and the requests are stood in for."""
+    out = theirs(
+        """
+        import contextlib, inspect, random, sys, threading, types
+        from collections import deque
+        from loadbox.mailbox import MailboxReader
+        import loadbox.engines.tokenspeed
+
+        source = inspect.getsource(load_snapshot.create_load_reporter)
+        before = "    return LoadReporter("
+        line = "    publisher = loadbox.engines.tokenspeed.with_mailbox(publisher, endpoint, dp_rank, enabled=enabled)\\n"
+        load_snapshot.loadbox = loadbox
+        exec(source.replace(before, line + before), load_snapshot.__dict__)
+        event_loop.create_load_reporter = load_snapshot.create_load_reporter
+        event_loop.advance_scheduler = lambda scheduler, changes: scheduler.advance(changes)
+        event_loop.maybe_control_plane_guard = contextlib.nullcontext
+        event_loop.PlannedForward = types.SimpleNamespace
+        draw = random.Random(7)
+
+        class Scheduler:
+            "Requests of so many steps, one page each, four at a time."
+            def __init__(self): self.waiting, self.running = deque(), {}
+            def waiting_size(self): return len(self.waiting)
+            def active_lcm_blocks(self): return len(self.running)
+            def empty_lcm_blocks(self): return 100 - len(self.running) - 7
+            def advance(self, finished):
+                for rid in finished: del self.running[rid]
+            def next_execution_plan(self):
+                while self.waiting and len(self.running) < 4:
+                    rid, steps = self.waiting.popleft()
+                    self.running[rid] = steps
+                op = types.SimpleNamespace(request_ids=list(self.running), input_lengths=[1] * len(self.running))
+                return types.SimpleNamespace(forward=[op])
+
+        class Loop(event_loop.EventLoop):
+            def __init__(self, depth):
+                self.in_flight_depth, self.rounds, self.forwards, self.frozen, self.idle = depth, 0, 0, 0, 0
+                self.dp_rank, self.attn_tp_rank, self.has_dp = 1, 0, False
+                self._request_history_rows = None
+                self._uses_eager_grammar = False
+                self.server_args = types.SimpleNamespace(
+                    zmq_msgpack=False, load_watch_interval=1.0, enable_log_request_stats=False,
+                    mapping=types.SimpleNamespace(has_pp=False, rank=0),
+                )
+                self.port_args = types.SimpleNamespace(metrics_ipc_name="ipc:///tmp/" + sys.argv[1])
+                self._scheduler_cache_geometry = types.SimpleNamespace(num_usable_pages=100)
+                self.model_config = types.SimpleNamespace(is_multimodal_active=False)
+                self.shutdown_event = threading.Event()
+                self.output_processor = types.SimpleNamespace(rid_to_state={})
+                self.scheduler = Scheduler()
+                self._pause = types.SimpleNamespace(forward_blocked=False, maybe_finish_drain=self.end_of_round)
+                self._cache_hooks = types.SimpleNamespace(poll_ready_events=list, count_plan_ops=lambda plan: None)
+                self._l3_hooks = types.SimpleNamespace(
+                    revalidate_queued_hits=lambda: None, prepare_forward=lambda plan, op: (op, []),
+                )
+                self._pd_hooks = types.SimpleNamespace(poll_transfer_events=list)
+                self._device = types.SimpleNamespace(execute=self.execute)
+                self._init_load_reporter()
+
+            def __getattr__(self, name):
+                return lookalike
+
+            def _gather_sampling_params(self, op): return []
+            def _gather_grammar_state(self, op): return None
+            def _record_scheduler_iteration_metrics(self, stats, tokens): pass
+            def _publish_scheduler_kv_events(self): pass
+
+            def truth(self):
+                return (self._num_running(), self.scheduler.waiting_size(), self.scheduler.active_lcm_blocks(), 100)
+
+            def _process_new_requests(self):
+                self.rounds += 1
+                self._pause.forward_blocked = self.rounds % 50 > 45
+                for _ in range(draw.randrange(3) if self.rounds % 100 < 60 else 0):
+                    rid = f"r{self.rounds}.{len(self.output_processor.rid_to_state)}"
+                    self.scheduler.waiting.append((rid, draw.randrange(1, 4)))
+                    self.output_processor.rid_to_state[rid] = None
+                if self.rounds == 499:  # long idle, and frozen
+                    self.shutdown_event.set()
+
+            def execute(self, plan, planned, **_):
+                assert reader.read() == self.truth(), (reader.read(), self.truth())  # while it runs, this is what frontends see
+                if planned is None:
+                    self.idle += 1
+                    return None
+                self.forwards += 1
+                return planned
+
+            def _commit_forward_results(self, op, pending):
+                finished = []
+                for rid in op.request_ids:
+                    if rid not in self.output_processor.rid_to_state: continue  # overlapped: it ended a step ago
+                    self.scheduler.running[rid] -= 1
+                    if self.scheduler.running[rid] == 0:
+                        finished.append(rid)
+                        del self.output_processor.rid_to_state[rid]
+                return finished
+
+            def end_of_round(self, scheduler):
+                if self._pause.forward_blocked:
+                    self.frozen += 1
+                    assert reader.read() == self.truth()
+
+        class Lookalike:
+            def __getattr__(self, name): return self
+            def __call__(self, *_, **__): return self
+            def __bool__(self): return False
+
+        lookalike = Lookalike()
+        with MailboxReader(sys.argv[1], 1, liveness_interval=0) as reader:
+            loop = Loop(int(sys.argv[2]))
+            assert reader.state().name == "SILENT"
+            loop.event_loop()
+            assert loop.forwards > 200 and loop.idle > 20 and loop.frozen == 40, (loop.forwards, loop.idle, loop.frozen)
+            assert reader.read() == loop.truth() == (0, 0, 0, 100), (reader.read(), loop.truth())
+            loop.load_reporter.close()
+            print(reader.state().name in ("CLOSED", "ABSENT"))
+        """,
+        group,
+        str(depth),
+        LOADBOX_GROUP=group,
+    )
+    assert out == "True\n"

@@ -2,7 +2,7 @@
 
     python tokenspeed_peer.py FOLDER SCRIPT ARGUMENTS...
 
-FOLDER holds the unpacked wheel; SCRIPT is run with ``load_snapshot``, ``io_struct`` and ``controller`` (their modules) as globals.
+FOLDER holds the unpacked wheel; SCRIPT is run with the modules in GIVEN as globals.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ import types
 from typing import Any
 
 REAL = ("tokenspeed", "tokenspeed.runtime", "tokenspeed.runtime.engine")
-REAL_MODULES = tuple(f"tokenspeed.runtime.engine.{name}" for name in ("load_snapshot", "io_struct", "data_parallel_controller"))
+GIVEN = {
+    "load_snapshot": "load_snapshot",
+    "io_struct": "io_struct",
+    "controller": "data_parallel_controller",
+    "event_loop": "event_loop",
+}
+REAL_MODULES = {given: f"tokenspeed.runtime.engine.{name}" for given, name in GIVEN.items()}
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Every module that is neither one of the real ones nor installed has whatever is asked of it."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        theirs = name.startswith("tokenspeed") and name not in REAL and name not in REAL_MODULES
+        theirs = name.startswith("tokenspeed") and name not in REAL and name not in REAL_MODULES.values()
         if theirs or name.partition(".")[0] in ("torch", "setproctitle", "psutil"):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
@@ -65,12 +71,11 @@ def main() -> None:
     sys.argv[1:] = sys.argv[3:]
     sys.path.insert(0, folder)
     sys.meta_path.insert(0, StandIns())
-    modules = [importlib.import_module(name) for name in REAL_MODULES]
-    for module in modules:
+    modules = {given: importlib.import_module(name) for given, name in REAL_MODULES.items()}
+    for module in modules.values():
         assert module.__file__ is not None
         assert module.__file__.startswith(folder), module.__file__
-    load_snapshot, io_struct, controller = modules
-    exec(compile(script, "script", "exec"), {"load_snapshot": load_snapshot, "io_struct": io_struct, "controller": controller})
+    exec(compile(script, "script", "exec"), {**modules})
 
 
 if __name__ == "__main__":
