@@ -89,7 +89,7 @@ class LoadPublisher:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        publish, self._use = _guarded(self._slowly, self._failed)
+        publish, self._use = _guarded(self._slowly, self.drop)
         if type(self).publish is LoadPublisher.publish:
             # A closure takes two thirds of the time of a method that looks up in self what to call.
             self.publish = publish  # type: ignore[method-assign, assignment] # the same call
@@ -107,7 +107,7 @@ class LoadPublisher:
         try:
             self._slowly(num_running, num_waiting, kv_active_pages, kv_total_pages)
         except Exception as error:
-            self._failed(error)
+            self.drop(error)
 
     @property
     def published(self) -> int:
@@ -116,12 +116,13 @@ class LoadPublisher:
             counted = writer, earlier, first = self._counted
             seen = writer._seen() if writer else None
             if seen:
-                return earlier + (seen[1] - first) // 2  # each adds two to the sequence
+                return earlier + (seen[1] - first) % (1 << 64) // 2  # each adds two to the sequence, which may wrap
             if counted is self._counted:
                 return earlier
 
     def drop(self, error: Exception) -> None:
         """Count a publish that could not even be made: the engine's numbers could not be had.  Never raises an ``Exception``."""
+        self._use(self._slowly)
         self.dropped += 1
         if not isinstance(error, _NoMailbox):
             self._tell(error, f"a publish was dropped, {self.dropped} so far; the engine serves on")
@@ -167,10 +168,6 @@ class LoadPublisher:
         if self._last is not load and self._last is not None:  # another thread's, which did not get the lock
             writer.publish(*self._last)
 
-    def _failed(self, error: Exception) -> None:
-        self._use(self._slowly)
-        self.drop(error)
-
     # ---- having and losing a mailbox ---------------------------------------------------------------------------------------
 
     def _make(self, start_wait: float) -> MailboxWriter:
@@ -208,6 +205,8 @@ class LoadPublisher:
         try:
             writer = self._make(0.0)
         except Exception as error:
+            if self._closed.is_set():
+                return None
             self.error = _words(error)
             return min(2 * delay, _RETRY_LIMIT_S) if _heals(error) else None
         with self._lock:

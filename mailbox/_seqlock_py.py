@@ -198,7 +198,7 @@ class WriterCore:
             words = self._words
             seq = words[16]
             first = 24 if seq & 1 else 17  # odd if a publish was cut short, or is being interrupted
-            return links, seq, words[first], words[first + 1], words[first + 2], words[first + 3]
+            return links, seq % (1 << 64), words[first], words[first + 1], words[first + 2], words[first + 3]
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

@@ -329,7 +329,11 @@ def test_error_says_what_is_wrong_now(group: str) -> None:
             assert "num_running" in str(publisher.error)
             publisher.publish(1, 0, 0, 1)
             assert publisher.error is None
-        assert (publisher.published, publisher.dropped) == (2, 2)
+        publisher.drop(ValueError("no numbers"))
+        assert publisher.error == "no numbers"
+        publisher.publish(1, 0, 0, 1)
+        assert publisher.error is None
+        assert (publisher.published, publisher.dropped) == (3, 3)
     assert publisher.error == "it is closed"
 
 

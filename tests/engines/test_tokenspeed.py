@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from loadbox.engines.tokenspeed import MailboxLoadStore, MailboxSink, group_of, with_mailbox
 from loadbox.mailbox import MailboxReader, MailboxWriter, RankState
+from loadbox.piggyback import BatchTokenIDOutSlim, MsgpackSendSocket, decode_batch
 
 PEER = Path(__file__).with_name("tokenspeed_peer.py")
 
@@ -40,6 +42,26 @@ def test_it_publishes_and_passes_on(group: str) -> None:
         sink.close()
     assert then.seen == [(3, 2, 40, 70, 100), "closed"]
     assert not os.path.exists(f"/dev/shm/loadbox.{group}.1")
+
+
+def test_it_feeds_the_piggyback(group: str) -> None:
+    """One observation for both: the mailbox and the tail of the next batch say the same."""
+    heard = []
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+        push.connect(f"tcp://127.0.0.1:{pull.bind_to_random_port('tcp://127.0.0.1')}")
+        pull.rcvtimeo = 20_000
+        send = MsgpackSendSocket(push, engine_index=3)
+        sink = MailboxSink(group, 3)
+        send.load_fn = sink.load
+        with MailboxReader(group, 3) as reader:
+            for values in (None, (3, 2, 40, 70, 100), (0, 0, 0, 70, 100)):
+                if values:
+                    sink.observe(values)
+                send.send_pyobj(BatchTokenIDOutSlim(["a"], [[1]], [""], [1], [1], [0], [[]], [[]], 0))
+                heard.append((decode_batch(pull.recv()).load, reader.read()))
+        sink.close()
+        send.close()
+    assert heard == [(None, None), ((3, 2, 40, 100), (3, 2, 40, 100)), ((0, 0, 0, 100), (0, 0, 0, 100))]
 
 
 @pytest.mark.parametrize("values", [(), (1, 2, 3), None, 5, (1, 2, 9, 9, 3), (-1, 0, 0, 0, 1), ("a", 0, 0, 0, 1)], ids=repr)
