@@ -60,7 +60,7 @@ class LoadPublisher:
     No method raises an ``Exception``, whatever numbers it is given.  If the mailbox cannot be had, the engine serves without one,
     and a background thread tries again, after 1 s and then at growing intervals of up to 30 s, for as long as that can help; it
     publishes the last load that was given.  The thread also looks every 5 s whether somebody has removed the segment
-    (``rm /dev/shm/*``, or systemd's RemoveIPC), and then makes it anew.
+    (``rm /dev/shm/*``, or systemd's RemoveIPC), and then makes it anew.  A look takes the interpreter for some microseconds.
 
     Args:
         group, rank, dp_size, mode: as of ``MailboxWriter``.
@@ -116,7 +116,7 @@ class LoadPublisher:
             counted = writer, earlier, first = self._counted
             seen = writer._seen() if writer else None
             if seen:
-                return earlier + (seen[1] - first) % (1 << 64) // 2  # each adds two to the sequence, which may wrap
+                return earlier + (seen[0] - first) % (1 << 64) // 2  # each adds two to the sequence, which may wrap
             if counted is self._counted:
                 return earlier
 
@@ -175,7 +175,7 @@ class LoadPublisher:
 
     def _have(self, writer: MailboxWriter) -> None:
         seen = writer._seen()
-        self._counted = (writer, self._counted[1], seen[1] if seen else 0)
+        self._counted = (writer, self._counted[1], seen[0] if seen else 0)
         self.writer = writer
         self.error = None
         self._taken = False
@@ -191,13 +191,13 @@ class LoadPublisher:
         """The background thread's work; gives the seconds until it is wanted again, None: never."""
         writer = self.writer
         if writer is not None:
-            seen = writer._seen()
-            if seen is None or seen[0]:
+            if not writer._removed():
                 return _LOOK_S
             with self._lock:
-                if self._closed.is_set():
+                seen = writer._seen()
+                if seen is None:  # closed meanwhile
                     return None
-                self._last = seen[2:]
+                self._last = seen[1:]
                 self._lose()
             self._tell(MailboxError(f"{writer.name} was removed from /dev/shm"), "its mailbox is made anew")
             writer.close()

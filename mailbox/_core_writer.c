@@ -276,11 +276,10 @@ static PyObject *owns(writer *self, PyObject *unused)
 
 PyDoc_STRVAR(seen_doc,
 "_seen($self, /)\n--\n\n"
-"The segment as its owner sees it: (names that lead to it, sequence, the four numbers); None if this is no open owner.");
+"The record as its owner sees it: (sequence, the four numbers); None if this is no open owner.  No system call.");
 
 static PyObject *seen(writer *self, PyObject *unused)
 {
-    struct stat file = {0};
     lbx_words w = {0};
     uint64_t seq = 0;
     int open;
@@ -289,16 +288,28 @@ static PyObject *seen(writer *self, PyObject *unused)
     Py_BEGIN_CRITICAL_SECTION(self);
     open = self->owner.status == OPEN;
     if (open) {
-        if (fstat(self->owner.lock_fd, &file) != 0)
-            file.st_nlink = 1; /* cannot be told */
         seq = lbx_load(&self->seg->seq);
         lbx_words_load(&w, &self->seg->a); /* nobody else writes: both copies are whole and the same */
     }
     Py_END_CRITICAL_SECTION();
     if (!open)
         Py_RETURN_NONE;
-    return Py_BuildValue("KKKKKK", (unsigned long long)file.st_nlink, (unsigned long long)seq, (unsigned long long)w.num_running,
-                         (unsigned long long)w.num_waiting, (unsigned long long)w.kv_active_pages, (unsigned long long)w.kv_total_pages);
+    return Py_BuildValue("KKKKK", (unsigned long long)seq, (unsigned long long)w.num_running, (unsigned long long)w.num_waiting,
+                         (unsigned long long)w.kv_active_pages, (unsigned long long)w.kv_total_pages);
+}
+
+PyDoc_STRVAR(removed_doc, "_removed($self, /)\n--\n\nIs this an open owner of a segment that no name leads to any more?");
+
+static PyObject *removed(writer *self, PyObject *unused)
+{
+    struct stat file;
+    int gone;
+
+    (void)unused;
+    Py_BEGIN_CRITICAL_SECTION(self);
+    gone = self->owner.status == OPEN && fstat(self->owner.lock_fd, &file) == 0 && file.st_nlink == 0;
+    Py_END_CRITICAL_SECTION();
+    return PyBool_FromLong(gone);
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -339,6 +350,7 @@ static PyMethodDef methods[] = {
     {"_detach", (PyCFunction)detach, METH_NOARGS, detach_doc},
     {"_owns", (PyCFunction)owns, METH_NOARGS, owns_doc},
     {"_seen", (PyCFunction)seen, METH_NOARGS, seen_doc},
+    {"_removed", (PyCFunction)removed, METH_NOARGS, removed_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -186,19 +186,23 @@ class WriterCore:
         """Is this an open owner?"""
         return self._why_not is None
 
-    def _seen(self, /) -> tuple[int, int, int, int, int, int] | None:
-        """The segment as its owner sees it: (names that lead to it, sequence, the four numbers); None if this is no open owner."""
+    def _seen(self, /) -> tuple[int, int, int, int, int] | None:
+        """The record as its owner sees it: (sequence, the four numbers); None if this is no open owner.  No system call."""
         with self._lock:
             if self._why_not:
                 return None
-            try:
-                links = os.fstat(self._lock_fd).st_nlink
-            except OSError:
-                links = 1  # cannot be told
             words = self._words
             seq = words[16]
             first = 24 if seq & 1 else 17  # odd if a publish was cut short, or is being interrupted
-            return links, seq % (1 << 64), words[first], words[first + 1], words[first + 2], words[first + 3]
+            return seq % (1 << 64), words[first], words[first + 1], words[first + 2], words[first + 3]
+
+    def _removed(self, /) -> bool:
+        """Is this an open owner of a segment that no name leads to any more?"""
+        with self._lock:
+            try:
+                return not self._why_not and os.fstat(self._lock_fd).st_nlink == 0
+            except OSError:
+                return False  # cannot be told
 
     def _after_fork(self) -> None:
         self._lock = threading.RLock()

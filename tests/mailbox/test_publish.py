@@ -222,14 +222,17 @@ def test_threads_never_tear(box: Any, group: str) -> None:
 
 def test_what_the_owner_sees_of_its_own(box: Any, group: str) -> None:
     with box.MailboxWriter(group, 0, 1) as writer:
-        links, first, *load = writer._seen()
-        assert (links, load) == (1, [0, 0, 0, 0])
+        first, *load = writer._seen()
+        assert load == [0, 0, 0, 0]
         for i in range(1, 6):
             writer.publish(i, 2, 3, 4)
-            assert writer._seen() == (1, first + 2 * i, i, 2, 3, 4)
+            assert writer._seen() == (first + 2 * i, i, 2, 3, 4)
         with pytest.raises(ValueError, match="num_running"):
             writer.publish(-1, 2, 3, 4)
-        assert writer._seen() == (1, first + 10, 5, 2, 3, 4)
+        assert writer._seen() == (first + 10, 5, 2, 3, 4)
+        assert not writer._removed()
         os.unlink(f"/dev/shm{writer.name}")
-        assert writer._seen() == (0, first + 10, 5, 2, 3, 4)
+        assert writer._removed()
+        assert writer._seen() == (first + 10, 5, 2, 3, 4)
     assert writer._seen() is None
+    assert not writer._removed()
