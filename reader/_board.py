@@ -79,9 +79,11 @@ class Board:
             self._map = _files.map_shared(map_fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
             self.words = memoryview(self._map)[RECORD_OFFSET:].cast("Q")
             self._begin()
-        except BaseException:
+        except BaseException as error:
             _segment.unlink_own(self.name, self._lock_fd)
             self.disown()
+            if isinstance(error, OSError):
+                raise _segment.explained(self.name, error) from error
             raise
         finally:
             os.close(map_fd)
