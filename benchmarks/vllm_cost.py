@@ -131,11 +131,11 @@ def main() -> None:
                     low, high = spread(taken)
                     name = f"{'async' if asynchronous else 'sync':<10} {batch:>5}"
                     print(f"{name} {without * 1e6:>12.1f} {with_ * 1e6:>10.1f} {with_ / without:>7.3f}  {low:.3f} to {high:.3f}")
+                assert rigs[1].scheduler._loadbox.dropped == 0
             finally:
                 gc.enable()
-            assert rigs[1].scheduler._loadbox.dropped == 0
-            for rig in rigs:
-                rig.scheduler.shutdown()
+                for rig in rigs:
+                    rig.scheduler.shutdown()
 
 
 if __name__ == "__main__":
