@@ -120,16 +120,15 @@ def test_a_server_of_two_ranks(model: Path, group: str, tmp_path: Path, watch: W
         for busy in range(RANKS):
             idle = 1 - busy
             watch.fullest = [0.0] * RANKS
-            work = [Request(server.port, busy, 900) for _ in range(20)]
-            until(watch, lambda busy=busy: watch.requests(busy) >= 10, server)  # type: ignore[misc] # as above
             before = served(server)
             with LoadReader(group, RANKS) as reader:
-                chosen = [reader.choose(f"{busy} {n}", 40) for n in range(4)]
-            assert chosen == [idle] * 4
-            steered = [Request(server.port, rank, 300) for rank in chosen]
-            until(watch, lambda idle=idle: watch.requests(idle) > 0, server)  # type: ignore[misc] # as above
-            until(watch, lambda steered=steered: all(request.done for request in steered), server)  # type: ignore[misc] # as above
-            finish(watch, server, [*work, *steered])
+                work = [Request(server.port, reader.choose(f"work {n}", 40, pinned=busy), 900) for n in range(20)]
+                until(watch, lambda busy=busy: watch.requests(busy) >= 10, server)  # type: ignore[misc] # as above
+                chosen = [reader.choose(f"steered {n}", 40) for n in range(4)]
+                assert chosen == [idle] * 4
+                steered = [Request(server.port, rank, 300) for rank in chosen]
+                until(watch, lambda idle=idle: watch.requests(idle) > 0, server)  # type: ignore[misc] # as above
+                finish(watch, server, [*work, *steered])
             after = served(server)
             assert after[idle] - before[idle] == 4
             assert watch.fullest[busy] > 0.9, "the long requests fill the KV cache"
