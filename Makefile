@@ -143,4 +143,4 @@ types: $(VENV)/.installed ## mypy --strict, on the installed package
 	$(PY) -m mypy -p loadbox.mailbox -p loadbox.piggyback -p loadbox.reader -p loadbox.engines -p loadbox.cli
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) $(VENV)-twin $(VENV)-vllm build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-twin $(VENV)-vllm $(VENV)-peers build dist *.egg-info
