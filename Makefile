@@ -109,6 +109,7 @@ bench-vllm: vllm-install ## what the mailbox costs vLLM's scheduler, side by sid
 	@timeout 600 $(VENV)-vllm/bin/python benchmarks/vllm_cost.py $(ARGS)
 
 wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
+	$(PY) -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
 
 bench: $(VENV)/.installed ## the quick benchmarks: one table of ratios, side by side in one run, about a minute
