@@ -9,6 +9,7 @@ happens: a handshake would wait for its whole time limit.  So the context is ask
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from operator import index
@@ -23,13 +24,36 @@ __all__ = ["LINGER_MS", "adopt", "check_index", "open_socket", "require_io_threa
 
 LINGER_MS = 1000
 _SIGN_OF_LIFE_MS = 10_000
+_FOR_A_SIGN_OF_LIFE = 8  # descriptors: two sockets, a listener, both ends of a connection, and some to spare
 
 
 def open_socket(context: zmq.Context[Any], kind: int, socket_class: type[zmq.Socket[Any]] = zmq.Socket) -> Any:
     """A socket of that context with bounded linger; a plain one even if the context is asyncio's."""
-    socket = context.socket(kind, socket_class=socket_class)
+    try:
+        socket = context.socket(kind, socket_class=socket_class)
+    except zmq.ZMQError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise _no_descriptors() from error
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     return socket
+
+
+def _no_descriptors() -> WireError:
+    return WireError("this process has too many open files for another ZMQ socket: raise its limit (ulimit -n)")
+
+
+def _require_descriptors(count: int) -> None:
+    """WireError if there are not so many left: without them ZMQ's own threads fail in silence, as if they were not there."""
+    taken: list[int] = []
+    try:
+        for _ in range(count):
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise _no_descriptors() from error
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 def adopt(socket: Any) -> Any:
@@ -47,6 +71,7 @@ def require_io_threads(context: zmq.Context[Any]) -> None:
         return
     # A message to itself through the kernel: with I/O threads at work it is there in a millisecond or two.
     address = f"ipc://@loadbox-{uuid.uuid4().hex}"
+    _require_descriptors(_FOR_A_SIGN_OF_LIFE)
     one, other = open_socket(context, zmq.PAIR), open_socket(context, zmq.PAIR)
     try:
         one.bind(address)

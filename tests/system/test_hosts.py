@@ -279,3 +279,50 @@ def test_a_reader_that_cannot_learn_its_boot(box: Any, group: str, monkeypatch: 
     with box.MailboxReader(group, 0, liveness_interval=0) as reader, box.GroupReader(group, 1, liveness_interval=0) as ranks:
         assert reader.state().name == "DEAD"
         assert ranks.read()["usable"].tolist() == [False]
+
+
+LANES = """
+import gc, os, resource, sys, time
+import zmq
+from loadbox.piggyback import MsgpackFrontend, WireError, connect_msgpack_engine
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+context = zmq.Context()
+context.socket(zmq.PAIR).close()  # its threads are there
+made = told = 0
+for left in range(40):
+    before = len(os.listdir("/proc/self/fd"))
+    taken = []
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    for _ in range(left):
+        os.close(taken.pop())
+    for make in (
+        lambda: MsgpackFrontend(context, f"ipc://{sys.argv[1]}/{left}", engines=4).close(),
+        lambda: connect_msgpack_engine(context, f"ipc://{sys.argv[1]}/nobody", engine_index=0, ready={}, timeout=0.01),
+    ):
+        try:
+            make()
+            made += 1
+        except TimeoutError:
+            pass
+        except WireError as error:
+            assert "oo many open files" in str(error), error
+            told += 1
+    for fd in taken:
+        os.close(fd)
+    gc.collect()
+    end = time.monotonic() + 30
+    while len(os.listdir("/proc/self/fd")) > before:  # ZMQ closes in its own time
+        assert time.monotonic() < end, left
+        time.sleep(0.005)
+assert made > 2 and told > 10, (made, told)
+context.term()
+"""
+
+
+def test_lanes_without_descriptors(children: Any, tmp_path: Path) -> None:
+    """One clear error at once, whichever descriptor is the first that is missing, and nothing is left open."""
+    children.run(LANES, tmp_path)
