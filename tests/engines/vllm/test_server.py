@@ -161,27 +161,37 @@ def start_demo(group: str, output: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def processes(group: str) -> list[str]:
-    """Processes that have the group on their command line or in their environment."""
-    found = []
+def everyone() -> Iterator[tuple[int, int, bytes]]:
+    """Pid, process group and command line of every process that is no zombie."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        if int(pid) == os.getpid():
+        try:
+            state, _, of_group, *_ = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            if state != "Z":
+                yield int(pid), int(of_group), Path("/proc", pid, "cmdline").read_bytes()
+        except (OSError, ValueError):
             continue
-        for name in ("cmdline", "environ"):
-            try:
-                if group.encode() in Path("/proc", pid, name).read_bytes():
-                    found.append(f"{pid} {Path('/proc', pid, 'comm').read_text().strip()}")
-            except OSError:
-                pass
-    return found
+
+
+def families(group: str) -> set[int]:
+    """Process groups of those who have the group on their command line: of the demo with its keeper, and of the server."""
+    return {of_group for _, of_group, command in everyone() if group.encode() in command} - {os.getpgid(0)}
+
+
+def living(some: set[int]) -> list[bytes]:
+    """The processes of those groups, whatever they call themselves."""
+    return [command for _, of_group, command in everyone() if of_group in some]
 
 
 def test_the_demo_from_end_to_end(group: str, tmp_path: Path, watch: Watch) -> None:
     """What it claims is seen from here, too."""
     output = tmp_path / "output"
     demo = start_demo(group, output)
+    seen: set[int] = set()
     try:
-        until(watch, lambda: demo.poll() is not None, limit_s=2 * START_LIMIT_S)
+        while demo.poll() is None:
+            seen |= families(group)
+            next_look = time.monotonic() + 1.0
+            until(watch, lambda: demo.poll() is not None or time.monotonic() > next_look)  # noqa: B023 # called at once
     finally:
         demo.kill()
         demo.wait()
@@ -194,7 +204,8 @@ def test_the_demo_from_end_to_end(group: str, tmp_path: Path, watch: Watch) -> N
         assert len(set(epochs)) == 2, life
         assert RankState.DEAD in [state for state, epoch in life if epoch == epochs[0]], life
         assert watch.most[rank] >= 4
-    assert not processes(group)
+    assert len(seen) == 3, "the demo's own, and two servers'"
+    assert not living(seen)
     assert not [name for name in os.listdir("/dev/shm") if group in name]
 
 
@@ -203,10 +214,11 @@ def test_the_demo_is_ended_and_leaves_no_server(group: str, tmp_path: Path, numb
     output = tmp_path / "output"
     demo = start_demo(group, output)
     try:
-        until(watch, lambda: any("vllm" in name or "python" in name for name in processes(group)[2:]))  # the keeper, the server
+        until(watch, lambda: len(families(group)) == 2)
+        seen = families(group)
         demo.send_signal(number)
         code = demo.wait(60)
-        until(watch, lambda: not processes(group))
+        until(watch, lambda: not living(seen))
     finally:
         demo.kill()
         demo.wait()
