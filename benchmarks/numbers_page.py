@@ -91,7 +91,7 @@ def faults() -> str:
 
 def verdict() -> str:
     """Where loadbox is ahead as it should be, and where it is not."""
-    from report import verdicts
+    from peers_report import verdicts
 
     found = verdicts(load("peers")["figures"])
     behind = [f"* {what}: {ratio:.2f} times loadbox's; the aim was {asked:g}" for what, ratio, asked, met in found if not met]

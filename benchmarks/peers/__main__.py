@@ -21,7 +21,7 @@ from typing import Any
 from catalogue import PEERS, peer_named
 from harness import Effort, measure  # which adds the folder above to the path
 from peer import Missing
-from report import show
+from peers_report import show
 
 HERE = Path(__file__).resolve().parent
 

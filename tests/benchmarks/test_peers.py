@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
-MODULES = ("peer", "memory", "libraries", "messages", "catalogue", "harness", "report")
+MODULES = ("peer", "memory", "libraries", "messages", "catalogue", "harness", "peers_report")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_peer_is_measured(peers: SimpleNamespace, name: str) -> None:
     before = set(os.listdir("/dev/shm"))
     kind = peers.catalogue.peer_named(name)
     figures = peers.harness.measure(kind, tiny(peers.harness), 1)
-    for column in peers.report._COLUMNS:
+    for column in peers.peers_report._COLUMNS:
         assert getattr(figures, column) > 0, column
     assert figures.reads > 1000
     if figures.guarded:
@@ -84,11 +84,11 @@ def test_who_is_missing_is_left_out_with_a_word(peers: SimpleNamespace, monkeypa
 
 
 def test_the_verdict(peers: SimpleNamespace) -> None:
-    own = dict.fromkeys(peers.report._COLUMNS, 100.0) | {"name": "loadbox", "guarded": True}
-    sglang = dict.fromkeys(peers.report._COLUMNS, 4100.0) | {"name": "SGLang load snapshot", "guarded": True}
-    slow = dict.fromkeys(peers.report._COLUMNS, 99.0) | {"name": "other", "guarded": True}
-    torn = dict.fromkeys(peers.report._COLUMNS, 1.0) | {"name": "torn", "guarded": False}
-    found = peers.report.verdicts({"LoadboxC": own, "SGLang": sglang, "Other": slow, "Torn": torn})
+    own = dict.fromkeys(peers.peers_report._COLUMNS, 100.0) | {"name": "loadbox", "guarded": True}
+    sglang = dict.fromkeys(peers.peers_report._COLUMNS, 4100.0) | {"name": "SGLang load snapshot", "guarded": True}
+    slow = dict.fromkeys(peers.peers_report._COLUMNS, 99.0) | {"name": "other", "guarded": True}
+    torn = dict.fromkeys(peers.peers_report._COLUMNS, 1.0) | {"name": "torn", "guarded": False}
+    found = peers.peers_report.verdicts({"LoadboxC": own, "SGLang": sglang, "Other": slow, "Torn": torn})
     verdict = {what: met for what, _, _, met in found}
     assert verdict["SGLang load snapshot: publish"]
     assert not verdict["SGLang load snapshot: read of 64 ranks"], "41 times, 100 asked"
