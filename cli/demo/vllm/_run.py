@@ -121,11 +121,10 @@ class _Demo:
 
             self.until(f"6 requests for rank {rank}", seen)
             self.finish(requests)
-            if sum(most) != 6:
+            if not 0 < most[rank] <= 6 or sum(most) != most[rank]:
                 raise DemoError(f"rank {rank} got 6 requests, and running at most were {most}")
-            self.shown(
-                f"6 requests for rank {rank}: its mailbox said 6 running, the other's none, and 0 of each when they were over"
-            )
+            said = f"its mailbox said up to {most[rank]} running, the other's none, and 0 when they were over"
+            self.shown(f"6 requests for rank {rank}: {said}")
 
     def steer(self) -> None:
         """A client that goes by the mailboxes avoids the busy rank."""
