@@ -80,6 +80,8 @@ $(VENV)-peers/.installed: $(SOURCES)
 	@touch $@
 
 peers: $(VENV)-peers/.installed ## the closest peers beside loadbox in one run: times, torn reads, what is left after a kill; about a minute
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	$(VENV)/bin/pytest -q -m slow tests/benchmarks/test_peers.py
 	@LOADBOX_PEER_SGLANG=$(VENV)-peers/sglang $(VENV)-peers/bin/python benchmarks/peers --quick $(ARGS)
 
 peers-full: $(VENV)-peers/.installed ## every peer that can be had, several passes; writes benchmarks/results/peers.json; a quarter of an hour
@@ -123,8 +125,9 @@ bench-full: $(VENV)/.installed $(VENV)-peers/.installed ## all benchmarks but th
 	@$(PY) benchmarks/plots.py
 	@$(PY) benchmarks/numbers_page.py
 
-instructions: ## instructions of a bare publish and read against the committed figures; needs valgrind and a C compiler
-	@$(PYTHON) benchmarks/instructions.py $(ARGS)
+instructions: $(VENV)/.installed ## instructions of a bare publish and read against the committed figures; needs valgrind and a C compiler
+	@$(PY) benchmarks/instructions.py $(ARGS)
+	$(VENV)/bin/pytest -q -m slow tests/benchmarks/test_quick.py
 
 bench-routing: $(VENV)/.installed ## ways of choosing a rank, by simulation: the quick variant, under a minute
 	@$(PY) benchmarks/routing --quick $(ARGS)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # `make peers` runs them
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 MODULES = ("peer", "memory", "libraries", "messages", "catalogue", "harness", "peers_report")
 
