@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 SOURCES := $(shell find mailbox piggyback reader engines cli -type f -not -name '*.pyc' 2>/dev/null) pyproject.toml setup.py MANIFEST.in
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pictures test test-twin test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
+.PHONY: help demo pictures test test-twin test-more test-slow torture model sanitize peers peers-full wheel gateway tokenspeed vllm vllm-install
 .PHONY: bench bench-full bench-vllm bench-routing bench-routing-full instructions docs lint types clean
 
 help: ## list the targets
@@ -37,6 +37,9 @@ test-twin: ## the suite as on a machine without a compiler: on the pure-Python t
 	LOADBOX_REQUIRE_C= CC=false $(VENV)-twin/bin/python -m pip install --quiet --disable-pip-version-check '.[test]'
 	@rm -rf build
 	LOADBOX_REQUIRE_C= LOADBOX_TEST_WITHOUT_C=1 $(VENV)-twin/bin/pytest -q -n 2 -m 'not slow' tests/mailbox tests/docs $(ARGS)
+
+test-more: $(VENV)/.installed ## the commands at a terminal, and the scheduler under every fault: what make test has no time for; a minute
+	$(VENV)/bin/pytest -q -n 2 -m slow tests/cli tests/scheduler $(ARGS)
 
 test-slow: $(VENV)/.installed ## the slow tests, with bounded time
 	$(VENV)/bin/pytest -m slow $(ARGS)

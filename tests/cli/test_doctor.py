@@ -20,6 +20,8 @@ from loadbox.cli.doctor import _machine, _run, _segments, _selftest
 from loadbox.cli.doctor._finding import Finding, Level, fine
 from loadbox.mailbox import MailboxUnsupported, _names, _seqlock
 
+pytestmark = pytest.mark.slow  # `make test-more` runs them
+
 
 @pytest.fixture
 def alone(group: str, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -20,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadbox.cli._app import app
 from loadbox.reader import LoadReader
 
+pytestmark = pytest.mark.slow  # `make test-more` runs them
+
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "kv_cache_active_pages", "kv_cache_total_pages")
 LIFE = ("snapshot_age_seconds", "publishes_total", "rank_start_time_seconds", "rank_info")

@@ -25,6 +25,8 @@ from loadbox.cli.top._terminal import Terminal
 from loadbox.mailbox import LoadSnapshot, RankState
 from loadbox.reader import LoadReader
 
+pytestmark = pytest.mark.slow  # `make test-more` runs them
+
 
 def line_of(screen: str, group: str, rank: int) -> str:
     found = [line for line in screen.splitlines() if line.split()[:2] == [group, str(rank)]]

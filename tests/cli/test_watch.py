@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from loadbox.cli._app import app
 
+pytestmark = pytest.mark.slow  # `make test-more` runs them
+
 HEADINGS = ["time", "epoch", "state", "num_running", "num_waiting", "kv_active_pages", "kv_total_pages", "age_s"]
 
 
