@@ -51,6 +51,9 @@ def test_the_table_is_the_layout() -> None:
     assert offsets["reserved"] == _layout.COPY_B + _layout.RECORD.size
     assert f"0x{_layout.MAGIC:016X}" in PAGE
     assert f"{_layout.SEGMENT_SIZE} bytes" in PAGE
+    (words,) = re.findall(r"typedef struct lbx_words \{(.*?)\}", (ROOT / "mailbox" / "loadbox.h").read_text(), re.DOTALL)
+    (copy,) = re.findall(r"^\| 136 \| copy A \| (.*?) \|", PAGE, re.MULTILINE)
+    assert copy.split(", ") == re.findall(r"int64_t (\w+);", words)
 
 
 def test_the_example_reads_every_state(read_load: Path, group: str, children: Any) -> None:

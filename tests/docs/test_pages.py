@@ -15,7 +15,8 @@ from loadbox.cli._app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES += [ROOT / "proof" / "README.md", ROOT / "benchmarks" / "routing" / "README.md"]
+RUN_PAGES = [*PAGES, ROOT / "proof" / "README.md"]  # as test_blocks.py has them
+PAGES = [*RUN_PAGES, ROOT / "benchmarks" / "routing" / "README.md"]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 RUN_ELSEWHERE = ("python", "c")  # test_blocks.py, test_abi.py
@@ -57,7 +58,14 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
     kinds = {found[1] for page in PAGES for found in BLOCK.finditer(page.read_text())}
-    assert kinds <= {*RUN_ELSEWHERE, "sh", "yaml", "text", "json", "console"}
+    assert kinds <= {*RUN_ELSEWHERE, "sh", "yaml", "console"}  # a kind that nothing looks at stays out
+
+
+def test_every_block_that_runs_elsewhere_is_on_a_page_that_does() -> None:
+    for page in PAGES:
+        kinds = {found[1] for found in BLOCK.finditer(page.read_text())}
+        assert "python" not in kinds or page in RUN_PAGES, f"{page}: test_blocks.py does not run this page"
+        assert "c" not in kinds or page.name == "abi.md", f"{page}: test_abi.py does not compile this page"
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("sh"), ids=[where for where, _ in blocks("sh")])
@@ -115,8 +123,10 @@ def test_the_table_of_variables_is_whole() -> None:
     names = listed.stdout.split() if listed.returncode == 0 else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py")]
     used: set[str] = set()
     for name in names:
-        path = ROOT / name
-        if path.suffix in (".py", ".c", ".h", ".md", "") and path.is_file() and name != "README.md" and not path.is_symlink():
+        path = ROOT / name  # not of pages: a name there proves no use
+        if path.suffix in (".py", ".c", ".h", "") and path.is_file() and not path.is_symlink():
             found = re.findall(r"\bLOADBOX_[A-Z_]+\b", path.read_text(errors="ignore"))
             used |= {variable for variable in found if not variable.endswith("_H")}
     assert used == table
+    pages = {name for page in PAGES for name in re.findall(r"\bLOADBOX_[A-Z_]+\b", page.read_text())}
+    assert {name for name in pages if name != "LOADBOX_H"} <= table
