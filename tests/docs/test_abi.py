@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from loadbox.mailbox import MailboxWriter, _layout
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "abi.md").read_text()
 EXAMPLE = ROOT / "docs" / "examples" / "read_load.c"
+CONFORMANCE = ROOT / "tests" / "conformance"
+INDEX = json.loads((CONFORMANCE / "index.json").read_text())
+SEEN_TO_STALL = ("stalled", "stalled_in_the_middle")  # their clock is not ours: STALLED only to who has looked before
 STRICT = ["-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'mailbox'}"]
 
 
@@ -81,6 +87,37 @@ def test_the_example_reads_every_state(read_load: Path, group: str, children: An
     child.wait()
     assert said(read_load, group) == "DEAD"
     Path(f"/dev/shm/loadbox.{group}.0").chmod(0o666)
+    assert said(read_load, group) == "REFUSED"
+
+
+@pytest.mark.parametrize("name", INDEX["ranks"])
+def test_the_example_reads_the_conformance_set(read_load: Path, group: str, name: str) -> None:
+    """A user in another language starts from the example, so it has to judge as the package does; but it looks only once."""
+    expected = INDEX["ranks"][name]
+    state = "LIVE" if name in SEEN_TO_STALL else expected["state"]
+    fd = os.open(f"/dev/shm/loadbox.{group}.{INDEX['rank']}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        os.write(fd, (CONFORMANCE / "images" / f"{name}.bin").read_bytes().ljust(expected["size"], b"\0"))
+        for epoch in expected["locked"]:
+            fcntl.fcntl(fd, 37, struct.pack("@hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, epoch, 1, 0))  # F_OFD_SETLK, as its owner
+        numbers = expected["load"] if state == "LIVE" else []
+        assert said(read_load, group, INDEX["rank"]) == " ".join([state, *map(str, numbers)])
+    finally:
+        os.close(fd)
+
+
+def test_the_example_refuses_what_was_planted(read_load: Path, group: str, tmp_path: Path) -> None:
+    name = Path(f"/dev/shm/loadbox.{group}.0")
+    name.symlink_to(tmp_path / "elsewhere")
+    assert said(read_load, group) == "REFUSED"
+    name.unlink()
+    os.mkfifo(name, 0o600)
+    assert said(read_load, group) == "REFUSED"
+    name.unlink()
+    name.write_bytes(b"")
+    name.chmod(0o600)
+    assert said(read_load, group) == "ABSENT"
+    os.truncate(name, 4096)  # a hole
     assert said(read_load, group) == "REFUSED"
 
 
