@@ -163,18 +163,19 @@ def start_demo(group: str, output: Path) -> subprocess.Popen[bytes]:
 
 
 def everyone() -> Iterator[tuple[int, int, bytes]]:
-    """Pid, process group and command line of every process that is no zombie."""
+    """Pid, process group, and command line with environment, of every process that is no zombie."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             state, _, of_group, *_ = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
             if state != "Z":
-                yield int(pid), int(of_group), Path("/proc", pid, "cmdline").read_bytes()
+                told = (Path("/proc", pid, what).read_bytes() for what in ("cmdline", "environ"))
+                yield int(pid), int(of_group), b" ".join(told)
         except (OSError, ValueError):
             continue
 
 
 def families(group: str) -> set[int]:
-    """Process groups of those who have the group on their command line: of the demo with its keeper, and of the server."""
+    """Process groups of those who were told the group, in whatever way: of the demo with its keeper, and of the servers."""
     return {of_group for _, of_group, command in everyone() if group.encode() in command} - {os.getpgid(0)}
 
 
