@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # `make test-more` runs them
+
 SETUP = """
 import ctypes, errno, fcntl, gc, json, logging, os, platform, resource, signal, struct, sys, threading, time
 import loadbox.mailbox as box
 from loadbox.engines import LoadPublisher, _publisher
-
-pytestmark = pytest.mark.slow  # `make test-more` runs them
 _publisher._LOOK_S = 3600.0  # its thread wants the interpreter for some microseconds then, which is the one wait that there is
 GROUP, RANK = sys.argv[1], 0
 PATH = f"/dev/shm/loadbox.{GROUP}.0"
