@@ -119,6 +119,7 @@ class LoadReader:
 
         Raises:
             ValueError: the id is in flight, or ``pinned`` is not a rank of the group.
+            TypeError: ``pinned`` is no int, or ``exclude`` no collection of them.
             NoRankAvailable: nothing is left to choose; nothing is booked.
         """
         with self._lock:
@@ -133,9 +134,12 @@ class LoadReader:
             if pinned is not None:
                 rank = self._pinned(check_int("pinned", pinned), exclude)
             else:
-                for excluded in exclude:
-                    if 0 <= excluded < view.n:
-                        view.allowed[excluded] = 0
+                try:
+                    for excluded in exclude:
+                        if 0 <= excluded < view.n:
+                            view.allowed[excluded] = 0
+                except TypeError:
+                    raise _no_ranks(exclude) from None
                 rank = self._chooser.pick(view, self._random)
                 if rank < 0:
                     raise self._none_available(exclude)
@@ -149,7 +153,11 @@ class LoadReader:
             if rank >= 0 and self._dp_size is None:
                 raise NoRankAvailable(f"rank {rank} is pinned, but only {n} ranks of group {self._group} are known: give dp_size")
             raise ValueError(f"pinned is {rank}, but group {self._group} has the ranks 0 to {n - 1}")
-        if rank in exclude:
+        try:
+            excluded = rank in exclude
+        except TypeError:
+            raise _no_ranks(exclude) from None
+        if excluded:
             raise NoRankAvailable(f"rank {rank} is pinned and excluded: choose without pinned")
         if not sources.ranks.back(rank):
             state = RankState(sources.inputs.state[rank]).name
@@ -173,7 +181,12 @@ class LoadReader:
         no scheduler can have (or the four zeros of "no snapshot") leaves the last one standing; requests of others are ignored.
         """
         now_ns = monotonic_ns()
-        rank = batch.engine_index - self._base
+        try:
+            rank = batch.engine_index - self._base
+        except AttributeError:
+            raise TypeError(
+                f"feed takes a decoded batch, as MsgpackFrontend.recv and decode_batch give it, not {type(batch).__name__}"
+            ) from None
         with self._lock:
             if not self._open:
                 return
@@ -213,15 +226,18 @@ class LoadReader:
         """The engine behind a rank is gone (``ENGINE_CORE_DEAD``, a lost process), and what this view had in flight there.
 
         The rank is not chosen again until it shows life: a mailbox under another epoch, a batch, or a request that is pinned
-        to it.  To leave a living rank out for a while, use ``exclude``.  ValueError if it is not a rank of the group.
+        to it.  To leave a living rank out for a while, use ``exclude``.  ValueError if it is not a rank of the group; without a
+        ``dp_size`` any may be, and nothing happens for one that was never seen.
         """
         with self._lock:
             if not self._open:
                 return
             rank = check_int("rank", rank)
-            if not 0 <= rank < self._sources.view.n:
-                raise ValueError(f"rank is {rank}, but group {self._group} has {self._sources.view.n} ranks")
-            self._sources.ranks.gone(rank)
+            known = self._sources.view.n
+            if not 0 <= rank < (self._dp_size or RANK_LIMIT):
+                raise ValueError(f"rank is {rank}, but group {self._group} has {known} ranks")
+            if rank < known:
+                self._sources.ranks.gone(rank)
 
     def loads(self) -> list[RankLoad]:
         """Every rank as it is known now, the list's place being the rank.  Books nothing and waits for nobody."""
@@ -286,3 +302,7 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _no_ranks(exclude: object) -> TypeError:
+    return TypeError(f"exclude must be a collection of ranks, as in exclude={{0}}, not {exclude!r}")

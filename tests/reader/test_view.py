@@ -292,6 +292,33 @@ def test_a_rank_that_is_gone(group: str, core: ModuleType, view_of: Callable[...
         view.rank_gone(3)
 
 
+def test_a_rank_not_seen_yet_may_be_gone(group: str, view_of: Callable[..., LoadReader], kit: Any) -> None:
+    view = view_of(group)  # as many ranks as are seen: none so far
+    view.rank_gone(2)
+    assert view.loads() == []
+    view.feed(kit.Batch.of(2, (3, 0, 1, 10)))
+    assert view.choose("a", pinned=2) == 2
+    for beyond in (-1, 65536):
+        with pytest.raises(ValueError, match=f"^rank is {beyond}, "):
+            view.rank_gone(beyond)
+
+
+@pytest.mark.parametrize("pinned", [None, 1])
+@pytest.mark.parametrize("bad", [1, "1", {"1"}, [None]], ids=repr)
+def test_what_cannot_be_excluded(group: str, view_of: Callable[..., LoadReader], bad: Any, pinned: int | None) -> None:
+    view = view_of(group, 2)
+    if pinned is None or bad == 1:
+        with pytest.raises(TypeError, match=r"^exclude must be a collection of ranks, as in exclude=\{0\}, not "):
+            view.choose("a", pinned=pinned, exclude=bad)
+        assert view.choose("a", exclude={1}) == 0, "nothing was booked"
+
+
+@pytest.mark.parametrize("bad", [None, b"bytes", {"rids": []}], ids=repr)
+def test_what_is_no_batch(group: str, view_of: Callable[..., LoadReader], bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"^feed takes a decoded batch, .* not (NoneType|bytes|dict)$"):
+        view_of(group, 2).feed(bad)
+
+
 def test_ages_and_stalls(group: str, core: ModuleType, view_of: Callable[..., LoadReader], kit: Any) -> None:
     with MailboxWriter(group, 0, 2) as busy, MailboxWriter(group, 1, 2) as idle:
         busy.publish(3, 0, 5, 10)
