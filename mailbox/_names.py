@@ -62,7 +62,8 @@ def check_dp_size(dp_size: int | None, rank: int = 0) -> int | None:
         return None
     dp_size = check_int("dp_size", dp_size)
     if not rank < dp_size <= RANK_LIMIT:
-        raise ValueError(f"dp_size {dp_size} is out of range: use {rank + 1} to {RANK_LIMIT}, or None if it is not known")
+        why = f" for rank {rank} (ranks count from 0)" if 0 < dp_size <= rank else ""
+        raise ValueError(f"dp_size {dp_size} is out of range{why}: use {rank + 1} to {RANK_LIMIT}, or None if it is not known")
     return dp_size
 
 
@@ -84,8 +85,13 @@ def _rank_of(entry: str) -> tuple[str, int] | None:
 
 
 def list_names() -> list[str]:
-    """Every name on this host that is one of ours, ranks and boards, sorted, with the leading slash."""
-    return sorted("/" + entry for entry in _entries() if _rank_of(entry) or _BOARD.fullmatch(entry))
+    """Every name on this host that is one of ours, with the leading slash: by group, ranks by their number, then boards."""
+    return ["/" + entry for entry in sorted((e for e in _entries() if _rank_of(e) or _BOARD.fullmatch(e)), key=_order)]
+
+
+def _order(entry: str) -> tuple[str, int, str]:
+    found = _rank_of(entry)
+    return (found[0], found[1], "") if found else (entry.split(".")[1], RANK_LIMIT, entry)
 
 
 def list_groups() -> list[str]:

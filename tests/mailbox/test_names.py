@@ -122,7 +122,10 @@ def test_numpys_ints_are_ints(box: Any, group: str) -> None:
 
 @pytest.mark.parametrize(("rank", "dp_size"), [(0, 0), (0, -1), (3, 3), (3, 1), (0, 65537), (65535, 65535), (0, HUGE)])
 def test_sizes_that_the_rank_is_not_in(box: Any, group: str, rank: int, dp_size: int) -> None:
-    with pytest.raises(ValueError, match=rf"^dp_size -?\d+ is out of range: use {rank + 1} to 65536, or None if it is not known$"):
+    why = rf" for rank {rank} \(ranks count from 0\)" if 0 < dp_size <= rank else ""
+    with pytest.raises(
+        ValueError, match=rf"^dp_size -?\d+ is out of range{why}: use {rank + 1} to 65536, or None if it is not known$"
+    ):
         box.MailboxWriter(group, rank, dp_size)
 
 
