@@ -7,6 +7,7 @@ and a nine-element batch, which has no engine index, has its rank too.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import uuid
@@ -83,7 +84,12 @@ class Lanes:
         try:
             self._responder = HandshakeResponder(self.context, handshake_address, bell_address)
         except zmq.ZMQError as error:
-            raise WireError(f"cannot bind the handshake lane to {handshake_address!r}: {error}") from error
+            advice = (
+                "; use tcp://HOST:PORT (PORT may be *) or ipc://PATH"
+                if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT)
+                else ""
+            )
+            raise WireError(f"cannot bind the handshake lane to {handshake_address!r}: {error.strerror}{advice}") from error
         self.handshake_address = self._responder.endpoint
         self._input = self._open(zmq.ROUTER)
         self._input.setsockopt(zmq.ROUTER_HANDOVER, 1)

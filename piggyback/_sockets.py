@@ -65,6 +65,8 @@ def adopt(socket: Any) -> Any:
 
 def require_io_threads(context: zmq.Context[Any]) -> None:
     """WireError if the context cannot do anything in this process (inherited over a fork)."""
+    if not isinstance(context, zmq.Context):
+        raise TypeError(f"context must be a zmq.Context, not {type(context).__name__}")
     if context.closed:
         raise WireError("the ZMQ context is closed; make a new zmq.Context()")
     if context.get(zmq.IO_THREADS) == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -337,6 +339,25 @@ def test_an_address_that_cannot_be_bound_is_a_wire_error_and_leaves_nothing(cont
     with pytest.raises(WireError, match="cannot bind"):
         MsgpackFrontend(context, address, engines=2)
     assert all(socket.closed for socket in context._sockets)
+
+
+def test_an_address_without_a_port_is_told_what_one_looks_like(context):
+    for address in ("5555", "tcp://127.0.0.1", ""):
+        with pytest.raises(WireError, match=r"use tcp://HOST:PORT \(PORT may be \*\) or ipc://PATH$"):
+            MsgpackFrontend(context, address, engines=1)
+
+
+@pytest.mark.parametrize("bad", [None, "tcp://127.0.0.1:*"])
+def test_what_is_no_context(bad):
+    with pytest.raises(TypeError, match=r"^context must be a zmq.Context, not (NoneType|str)$"):
+        MsgpackFrontend(bad, "tcp://127.0.0.1:*", engines=1)
+
+
+@pytest.mark.parametrize("missing", ["msgspec", "zmq"])
+def test_without_its_extra_it_says_what_to_install(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; import loadbox.piggyback"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert f"loadbox.piggyback needs {missing}: pip install 'loadbox[piggyback]'" in done.stderr.splitlines()[-1]
 
 
 def test_a_port_in_use(context):
