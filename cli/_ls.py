@@ -30,7 +30,7 @@ def ls(groups: tuple[str, ...], as_json: bool) -> None:
 
     from loadbox.cli._examine import kind_of_name, state_of
     from loadbox.cli._record import to_json
-    from loadbox.cli._show import state_text, user
+    from loadbox.cli._show import print_trimmed, state_text, user
 
     records = []
     for name in _names.list_names():
@@ -71,9 +71,10 @@ def ls(groups: tuple[str, ...], as_json: bool) -> None:
         table.add_row(state_text(str(record["state"])), *map(str, words))
     if records:
         console = Console(width=1000)
-        console.print(table, highlight=False)
+        print_trimmed(console, table)
         for record in records:
             if record["reason"]:
                 console.print(Text(f"{record['name']}: {record['reason']}", "red"))
     else:
-        click.echo("Nothing: no scheduler and no frontend has made anything here.", err=True)
+        of, where = (f" of group {' or '.join(groups)}", "there") if groups else ("", "here")
+        click.echo(f"Nothing{of}: no scheduler and no frontend has made anything {where}.", err=True)

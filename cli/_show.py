@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from loadbox.mailbox import RankState
 
-__all__ = ["KV_WIDTH", "kv_bar", "save_svg", "seconds", "size", "state_text", "user"]
+__all__ = ["KV_WIDTH", "kv_bar", "print_trimmed", "save_svg", "seconds", "size", "state_text", "user"]
 
 _BAR = 10
 KV_WIDTH = _BAR + 15
@@ -70,6 +70,14 @@ def user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def print_trimmed(console: Console, content: RenderableType, *, no_wrap: bool = False) -> None:
+    """Print without the blanks that fill a table's last column."""
+    with console.capture() as printed:
+        console.print(content, highlight=False, no_wrap=no_wrap)
+    console.file.write("".join(f"{line.rstrip(' ')}\n" for line in printed.get().split("\n")[:-1]))
+    console.file.flush()
 
 
 def save_svg(path: Path, content: RenderableType, *, title: str, width: int) -> None:

@@ -55,6 +55,7 @@ def _print(findings: list[Finding]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from loadbox.cli._show import print_trimmed
     from loadbox.cli.doctor._finding import Level
 
     styles = {Level.OK: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.FAULT: ("FAULT", "bold red")}
@@ -67,4 +68,4 @@ def _print(findings: list[Finding]) -> None:
         table.add_row(Text(*styles[finding.level]), Text(finding.check, "bold"), Text(finding.found))
         if finding.advice:
             table.add_row("", "", Padding(Text(finding.advice, "italic"), (0, 0, 0, 2)))
-    console.print(table, highlight=False)
+    print_trimmed(console, table)

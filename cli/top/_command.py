@@ -50,7 +50,7 @@ def top(groups: tuple[str, ...], sort: str, reverse: bool, interval: float, once
     from rich.console import Console
 
     from loadbox.cli._record import host_record, to_json
-    from loadbox.cli._show import save_svg
+    from loadbox.cli._show import print_trimmed, save_svg
     from loadbox.cli.top._order import Order
     from loadbox.cli.top._run import run, snapshot
     from loadbox.cli.top._table import Screen, draw
@@ -60,11 +60,11 @@ def top(groups: tuple[str, ...], sort: str, reverse: bool, interval: float, once
     if as_json:
         click.echo(to_json(host_record(*snapshot(groups))))
     elif svg:
-        save_svg(svg, draw(Screen(*snapshot(groups), order)), title="loadbox top", width=_PICTURE)
+        save_svg(svg, draw(Screen(*snapshot(groups), order, only=groups)), title="loadbox top", width=_PICTURE)
     elif once or console.is_dumb_terminal or not (sys.stdin.isatty() and sys.stdout.isatty()):
         if not sys.stdout.isatty():
             console = Console(width=_WIDE)
-        screen = Screen(*snapshot(groups), order, width=console.width)
-        console.print(draw(screen), highlight=False, no_wrap=True)
+        screen = Screen(*snapshot(groups), order, only=groups, width=console.width)
+        print_trimmed(console, draw(screen), no_wrap=True)
     else:
         run(groups, order, interval, console)

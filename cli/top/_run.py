@@ -41,7 +41,7 @@ def run(groups: Collection[str], order: Order, interval_s: float, console: Conso
     """Show ranks as they change, at the terminal that stdin and stdout are, until q or a signal."""
     survey = Survey(groups, linger_s=_LINGER_S)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-    screen = Screen(survey.look(), time.time(), order)
+    screen = Screen(survey.look(), time.time(), order, only=groups)
     try:
         with Terminal(sys.stdin.fileno(), _quietly(live.start), _quietly(live.stop)) as terminal:
             due = time.monotonic() + min(interval_s, _RATE_PAUSE_S)

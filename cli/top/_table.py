@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Group, RenderableType
@@ -61,6 +61,8 @@ class Screen:
     now_s: float
     """Unix time of the look."""
     order: Order = field(default_factory=Order)
+    only: Collection[str] = ()
+    """The groups that were asked for; empty: all."""
     paused: bool = False
     first: int = 0
     """How many rows are scrolled past."""
@@ -104,7 +106,8 @@ def draw(screen: Screen) -> RenderableType:
     shown = rows if room is None else rows[first : first + room]
     parts: list[RenderableType] = [_title(screen, len(rows), len(shown), first), _table(shown, screen)]
     if not rows:
-        parts.append(Text("no mailboxes on this host: no scheduler that publishes is running here", "dim"))
+        of = f" of group {' or '.join(screen.only)}" if screen.only else ""
+        parts.append(Text(f"no mailboxes on this host{of}: no scheduler that publishes is running here", "dim"))
     notes = screen._notes()
     limit = len(notes) if room is None else _NOTES
     for look in notes[:limit]:

@@ -300,8 +300,23 @@ def test_nothing_there(group: str) -> None:
     result = CliRunner().invoke(app, ["inspect", f"{group}.0"])
     assert result.exit_code == 1
     assert result.output == f"Error: There is no /dev/shm/loadbox.{group}.0; loadbox ls lists what there is.\n"
-    assert "no scheduler and no frontend" in run("ls", "--group", group)
+    assert run("ls", "--group", group) == f"Nothing of group {group}: no scheduler and no frontend has made anything there.\n"
+    assert f"no mailboxes on this host of group {group}: " in run("top", "--once", "--group", group)
     assert json.loads(run("ls", "--group", group, "--json")) == []
+
+
+def test_ranks_are_listed_by_number(group: str, put: Callable[..., str]) -> None:
+    for rank in (10, 9, 100, 2):
+        put(segment(rank=rank), end=str(rank))
+    listed = [row.split()[-1] for row in run("ls", "--group", group).splitlines()[1:]]
+    assert listed == [f"/loadbox.{group}.{rank}" for rank in (2, 9, 10, 100)]
+
+
+def test_no_line_ends_in_blanks(group: str, put: Callable[..., str]) -> None:
+    for rank in ("0", "10"):
+        put(segment(rank=int(rank)), end=rank)
+    for command in (("ls", "--group", group), ("top", "--once", "--group", group)):
+        assert [line for line in run(*command).splitlines() if line != line.rstrip()] == []
 
 
 def test_ls(group: str, writer: Any, put: Callable[..., str]) -> None:

@@ -289,7 +289,7 @@ def test_colours_in_a_pipe_only_if_forced(
 
 @pytest.mark.parametrize("backend", ["c", "py"])
 def test_both_cores(backend: str, group: str, writer: Any) -> None:
-    writer(group, 0, 1, (1, 0, 1, 10))
+    writer(group, 0, 1, (0, 0, 1, 10))
     done = subprocess.run(
         [sys.executable, "-m", "loadbox.cli", "top", "--once", "--group", group],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd="/", timeout=60,
