@@ -137,7 +137,7 @@ def test_the_core_alone(away: Path, wheel: Path) -> None:
     assert refused.returncode == 1
     assert "pip install 'loadbox[cli]'" in refused.stderr
     told = subprocess.run([python, "-c", "import loadbox.piggyback"], cwd=away, capture_output=True, text=True, timeout=60)
-    assert "No module named 'msgspec'" in told.stderr or "No module named 'zmq'" in told.stderr
+    assert "pip install 'loadbox[piggyback]'" in told.stderr
 
 
 def test_the_suite_on_the_wheel(away: Path, wheel: Path) -> None:
