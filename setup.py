@@ -13,6 +13,7 @@ setup(
                 "mailbox/_core_owner.c",
                 "mailbox/_core_writer.c",
                 "mailbox/_core_slot.c",
+                "mailbox/_core_watch.c",
                 "mailbox/_core_reader.c",
                 "mailbox/_core_group.c",
             ],

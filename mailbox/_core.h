@@ -63,6 +63,20 @@ typedef struct {
 
 LBX_STATIC_ASSERT(sizeof(row) == 56, "the dtype's itemsize");
 
+/* Has a name come or gone in the segments' directory?  One stat for all ranks of a group. */
+typedef struct {
+    uint64_t generation;            /* grows whenever one may have; 0: not asked yet */
+    int64_t changed_ns, touched_ns; /* CLOCK_REALTIME, as the directory's mtime and ctime */
+    dev_t dev;
+    ino_t ino;
+    int settled; /* those times are so old that any change since would have left others */
+    int asked;   /* in this read */
+} watch;
+
+uint64_t watch_generation(watch *w);
+
+enum { FULL_CHECK = 20 }; /* intervals for which the directory's word is enough */
+
 /* One rank as a reader sees it.  Times are CLOCK_MONOTONIC, ns.  What a quiet read needs stands first. */
 typedef struct {
     const lbx_segment *seg; /* NULL: not attached */
@@ -74,6 +88,9 @@ typedef struct {
     int64_t bound_ns;       /* the publish was not earlier than this; -1: nothing is known of its time */
     lbx_words words;        /* the last whole record */
     int64_t next_check_ns, first_seen_ns, owner_seen_ns, asked_ns;
+    int64_t full_check_ns;         /* until then the directory's word is enough */
+    uint64_t file_seen, name_seen; /* the directory's generations in which the file, and the name, were last looked at */
+    int nameless;                  /* then there was no such name */
     int64_t phase_ns;     /* the first checks are this much early: so those of many ranks do not all fall into one read */
     uint64_t dp_size;       /* what the header says, 0: nothing */
     uint64_t my_time_ns;  /* inode of the reader's time namespace */
@@ -90,7 +107,8 @@ PyObject *own_methods(PyTypeObject *type, PyMethodDef *methods);
 
 void slot_init(slot *s, int64_t phase_ns);
 void slot_drop(slot *s);
-int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssize_t rank); /* changed?  -1: exception */
+/* changed?  -1: exception.  Without a watch, every check asks for the file itself. */
+int slot_look(slot *s, int64_t now, int64_t interval_ns, watch *w, PyObject *owner, Py_ssize_t rank);
 int slot_state(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns);                /* -1: exception */
 int slot_row(slot *s, int64_t now, int64_t interval_ns, int64_t stall_ns, Py_ssize_t rank); /* fills s->row.  -1: exception */
 int64_t slot_age(const slot *s, int64_t now);                                               /* -1: not known */

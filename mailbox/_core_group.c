@@ -7,7 +7,9 @@ typedef struct {
     PyObject_HEAD
     slot **chunks; /* of CHUNK each, never moved: another thread may grow the list while this one runs Python code for a slot */
     Py_ssize_t size, announced; /* ranks that have a row, and the largest dp_size that a header gave */
-    int64_t stall_ns, interval_ns, next_discovery_ns;
+    int64_t stall_ns, interval_ns, next_discovery_ns, full_discovery_ns;
+    uint64_t discovered; /* the directory's generation then */
+    watch names;
     int open, discovers;
     PyObject *out; /* the last array that was given and found right, to be checked once */
     row *out_rows;
@@ -39,13 +41,21 @@ static int grow(group *self, Py_ssize_t size)
     return 0;
 }
 
-static int discover(group *self)
+static int discover(group *self, int64_t now)
 {
-    PyObject *found = PyObject_CallMethod((PyObject *)self, "_discover", NULL);
+    uint64_t generation = watch_generation(&self->names);
+    PyObject *found;
     Py_ssize_t size;
 
+    self->next_discovery_ns = now + self->interval_ns;
+    if (generation == self->discovered && now < self->full_discovery_ns)
+        return 0;
+    self->discovered = 0;
+    found = PyObject_CallMethod((PyObject *)self, "_discover", NULL);
     if (found == NULL)
         return -1;
+    self->full_discovery_ns = now + FULL_CHECK * self->interval_ns;
+    self->discovered = generation;
     size = PyLong_AsSsize_t(found);
     Py_DECREF(found);
     if (size == -1 && PyErr_Occurred())
@@ -86,7 +96,7 @@ static int fill_row(group *self, row *to, Py_ssize_t rank, int64_t now)
     if (s->seg != NULL && now < s->quiet_until_ns && lbx_load_acquire(&s->seg->seq) == s->seq) {
         s->last_look_ns = now;
     } else {
-        changed = slot_look(s, now, self->interval_ns, (PyObject *)self, rank);
+        changed = slot_look(s, now, self->interval_ns, &self->names, (PyObject *)self, rank);
         if (!self->open) /* closed by another thread while Python code ran, and perhaps attached anew since */
             slot_drop(s);
         if (changed < 0 || !need_open(self->open))
@@ -139,11 +149,9 @@ static PyObject *read_rows(group *self, PyObject *out)
 
     if (!need_open(self->open))
         return NULL;
-    if (self->discovers && now >= self->next_discovery_ns) {
-        self->next_discovery_ns = now + self->interval_ns;
-        if (discover(self) < 0)
-            return NULL;
-    }
+    self->names.asked = 0;
+    if (self->discovers && now >= self->next_discovery_ns && discover(self, now) < 0)
+        return NULL;
     result = fill_rows(self, out, now);
     while (result != NULL && self->discovers && self->announced > self->size) { /* a rank told of more ranks */
         Py_DECREF(result);

@@ -16,7 +16,7 @@ static int look(reader *self, int64_t now)
 
     if (!need_open(self->open))
         return -1;
-    changed = slot_look(&self->slot, now, self->interval_ns, (PyObject *)self, 0);
+    changed = slot_look(&self->slot, now, self->interval_ns, NULL, (PyObject *)self, 0);
     if (changed > 0)
         Py_CLEAR(self->cached);
     if (!self->open) /* closed by another thread while Python code ran, and perhaps attached anew since */

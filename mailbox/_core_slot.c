@@ -7,6 +7,8 @@
 
 #define LONG_AGO (-(INT64_C(1) << 62))
 
+enum { NO_NAME = -2 };
+
 static void forget_owner(slot *s)
 {
     s->owner_seen_ns = s->asked_ns = LONG_AGO;
@@ -101,8 +103,18 @@ static int mapped(const slot *s, int fd)
     return s->seg != NULL && fstat(fd, &found) == 0 && found.st_dev == s->dev && found.st_ino == s->ino;
 }
 
+/* Does the directory's word do?  It tells of names, not of a descriptor or a size: not for too long. */
+static int unchanged(const slot *s, int64_t now, uint64_t generation)
+{
+    if (now >= s->full_check_ns)
+        return 0;
+    if (s->seg != NULL && !ended(s))
+        return s->file_seen == generation;
+    return (s->seg != NULL || s->nameless) && s->name_seen == generation;
+}
+
 /* Is the mapped file still there and whole, and does its owner live?  If not, look by name.  Changed?  -1: exception. */
-static int check(slot *s, PyObject *owner, Py_ssize_t rank)
+static int check(slot *s, uint64_t generation, PyObject *owner, Py_ssize_t rank)
 {
     PyObject *found, *reason;
     struct stat now;
@@ -116,6 +128,7 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
         } else if (now.st_size < LBX_SEGMENT_SIZE) {
             slot_drop(s);
         } else if (now.st_nlink > 0) {
+            s->file_seen = generation;
             if (!ended(s))
                 return 0;
             named = 1;
@@ -129,6 +142,8 @@ static int check(slot *s, PyObject *owner, Py_ssize_t rank)
         Py_DECREF(found);
         return -1;
     }
+    s->file_seen = s->name_seen = generation;
+    s->nameless = fd == NO_NAME;
     if (fd >= 0 ? mapped(s, fd) : named && s->seg != NULL) { /* nobody has taken its place */
         Py_DECREF(found);
         if (fd >= 0)
@@ -198,17 +213,21 @@ static int accept_record(slot *s, uint64_t seq, const lbx_words *w, int64_t now)
     return 1;
 }
 
-int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssize_t rank)
+int slot_look(slot *s, int64_t now, int64_t interval_ns, watch *w, PyObject *owner, Py_ssize_t rank)
 {
-    lbx_words w;
-    uint64_t seq;
+    lbx_words words;
+    uint64_t seq, generation;
     int changed = 0;
 
     if (now >= s->next_check_ns) {
         s->next_check_ns = interval_ns == 0 ? 0 : now + interval_ns - (s->next_check_ns ? 0 : s->phase_ns);
-        changed = check(s, owner, rank);
-        if (changed < 0)
-            return -1;
+        generation = w != NULL ? watch_generation(w) : 0;
+        if (w == NULL || !unchanged(s, now, generation)) {
+            s->full_check_ns = now + FULL_CHECK * interval_ns - FULL_CHECK / 2 * s->phase_ns;
+            changed = check(s, generation, owner, rank);
+            if (changed < 0)
+                return -1;
+        }
     }
     if (s->seg == NULL)
         return changed;
@@ -216,17 +235,26 @@ int slot_look(slot *s, int64_t now, int64_t interval_ns, PyObject *owner, Py_ssi
         s->last_look_ns = now;
         return changed;
     }
-    if (!lbx_read(s->seg, &seq, &w))
+    if (!lbx_read(s->seg, &seq, &words))
         return changed;
-    return accept_record(s, seq, &w, now);
+    return accept_record(s, seq, &words, now);
 }
 
 static int ask(slot *s, int64_t now)
 {
-    int alive = lbx_owner_alive(s->fd, s->words.epoch);
+    int alive = lbx_owner_alive(s->fd, s->words.epoch), error;
     PyObject *reason;
 
     s->asked_ns = now - (s->asked_ns == LONG_AGO ? s->phase_ns : 0);
+    if (alive <= 0 && !s->lost) {
+        error = errno;
+        if (!mapped(s, s->fd)) { /* another file was asked: no death; the next check opens anew */
+            s->full_check_ns = 0;
+            error = EBADF;
+            alive = -1;
+        }
+        errno = error;
+    }
     if (alive < 0) {
         reason = PyUnicode_FromFormat("its owner's lock cannot be asked for: %s", strerror(errno));
         if (reason == NULL)

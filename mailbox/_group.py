@@ -85,7 +85,7 @@ class GroupReader(_seqlock.GroupCore):
 
     def _find(self, rank: int, /) -> tuple[int, str | None, int]:
         if len(self) > _MANY and not self._may_exist(rank):
-            return -1, None, 0
+            return _attach.NO_NAME, None, 0  # of 10 ms ago: for longer than that the watch believes no change of the directory
         return _attach.find(segment_name(self._group, rank), rank)
 
     def _may_exist(self, rank: int) -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from loadbox.mailbox._errors import MailboxError
 from loadbox.mailbox._fork_py import enlist
 from loadbox.mailbox._layout import RANK_LIMIT
-from loadbox.mailbox._slot_py import LIVE, NOTHING, STALLED, Slot
+from loadbox.mailbox._slot_py import FULL_CHECK, LIVE, NOTHING, STALLED, Slot
 from loadbox.mailbox._types import LoadSnapshot, RankState
+from loadbox.mailbox._watch_py import Watch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -91,13 +92,18 @@ class ReaderCore:
 class GroupCore:
     """The memory side of a reader of all ranks; see ``GroupReader``."""
 
-    __slots__ = ("__weakref__", "_discovers", "_interval_ns", "_lock", "_next_discovery_ns", "_open", "_slots", "_stall_ns")
+    __slots__ = (
+        "__weakref__", "_discovered", "_discovers", "_full_discovery_ns", "_interval_ns", "_lock", "_names", "_next_discovery_ns",
+        "_open", "_slots", "_stall_ns",
+    )  # fmt: skip
 
     def _setup(self, size: int, stall_ns: int, interval_ns: int, discovers: bool, /) -> None:
         """Start with ``size`` ranks, nothing attached; ``discovers``: ask ``_discover`` for more."""
         self._stall_ns, self._interval_ns, self._discovers = stall_ns, interval_ns, discovers
         self._slots: list[Slot] = []
-        self._next_discovery_ns = 0
+        self._next_discovery_ns = self._full_discovery_ns = 0
+        self._discovered = 0  # the directory's generation then
+        self._names = Watch()
         self._grow(size)
         self._open = True
         self._after_fork()
@@ -132,14 +138,24 @@ class GroupCore:
             if not self._open:
                 raise MailboxError("this reader is closed")
             now = monotonic_ns()
+            self._names.again()
             if self._discovers and now >= self._next_discovery_ns:
-                self._next_discovery_ns = now + self._interval_ns
-                self._grow(self._discover())
+                self._look_for_more(now)
             rows = self._fill(out, now)
             while self._discovers and (announced := self._announced()) > len(self._slots):  # a rank told of more ranks
                 self._grow(announced)
                 rows = self._fill(out, now)
             return rows
+
+    def _look_for_more(self, now: int) -> None:
+        generation = self._names.generation()
+        self._next_discovery_ns = now + self._interval_ns
+        if generation == self._discovered and now < self._full_discovery_ns:
+            return
+        self._discovered = 0
+        self._grow(self._discover())
+        self._full_discovery_ns = now + FULL_CHECK * self._interval_ns
+        self._discovered = generation
 
     def _announced(self) -> int:
         return max((slot.dp_size for slot in self._slots if slot.dp_size <= RANK_LIMIT), default=0)
@@ -153,7 +169,7 @@ class GroupCore:
                 rows[rank] = (*NOTHING, rank, 0, False)
                 continue
             slot = self._slots[rank]
-            slot.look(now, self._interval_ns, lambda rank=rank: self._find(rank))  # type: ignore[misc]
+            slot.look(now, self._interval_ns, lambda rank=rank: self._find(rank), self._names)  # type: ignore[misc]
             state = slot.state(now, self._interval_ns, self._stall_ns)
             words = slot.words
             if state in (LIVE, STALLED):

@@ -1,7 +1,8 @@
 """One rank as a reader sees it, in Python.  The twin of ``_core_slot.c``: same rules, same order, same words.
 
 What a look does.  At most every ``liveness_interval`` it asks for the file behind the mapping: a file without a name is an
-orphan, its writer may still be publishing into it, so the name is opened anew.  Then it reads the sequence; while that stands
+orphan, its writer may still be publishing into it, so the name is opened anew.  Where the directory's watch (``_watch_py.py``) says
+that no name has changed since, that is enough, for up to twenty times as long.  Then it reads the sequence; while that stands
 still, everything known stays true.  When it has moved, the record is read through the latch.
 
 Whether the owner lives is asked of the kernel only when the last proof of life (a publish, or the lock seen held) is
@@ -10,12 +11,14 @@ Whether the owner lives is asked of the kernel only when the last proof of life 
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from loadbox.mailbox import _files
+from loadbox.mailbox._attach import NO_NAME
 from loadbox.mailbox._layout import (
     COPY_A,
     COPY_B,
@@ -33,11 +36,14 @@ from loadbox.mailbox._layout import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NOTHING", "Slot", "odd_record"]
+    from loadbox.mailbox._watch_py import Watch
+
+__all__ = ["FULL_CHECK", "NOTHING", "Slot", "odd_record"]
 
 ABSENT, SILENT, LIVE, STALLED, DEAD, CLOSED, REFUSED = range(7)
 NOTHING = (0, 0, 0, 0, 0, 0)
 _LONG_AGO = -(1 << 62)
+FULL_CHECK = 20  # intervals for which the directory's word is enough
 
 
 def odd_record(words: tuple[int, int, int, int, int, int]) -> bool:
@@ -50,9 +56,9 @@ class Slot:
     """A rank's mapping, its last whole record and what follows from it.  Times are CLOCK_MONOTONIC, ns."""
 
     __slots__ = (
-        "asked_ns", "bound_ns", "dp_size", "fd", "first_seen_ns", "have", "identity", "last_look_ns", "lost", "memory",
-        "my_time_ns", "next_check_ns", "odd", "owner_seen_ns", "phase_ns", "reason", "same_clock", "seq", "unasked", "view",
-        "words",
+        "asked_ns", "bound_ns", "dp_size", "fd", "file_seen", "first_seen_ns", "full_check_ns", "have", "identity", "last_look_ns",
+        "lost", "memory", "my_time_ns", "name_seen", "nameless", "next_check_ns", "odd", "owner_seen_ns", "phase_ns", "reason",
+        "same_clock", "seq", "unasked", "view", "words",
     )  # fmt: skip
 
     def __init__(self, phase_ns: int = 0) -> None:
@@ -60,6 +66,9 @@ class Slot:
         self.fd = -1
         self.memory: mmap.mmap | None = None
         self.next_check_ns = 0
+        self.full_check_ns = 0  # until then the directory's word is enough
+        self.file_seen = self.name_seen = 0  # its generations in which the file, and the name, were last looked at
+        self.nameless = False  # then there was no such name
         self.my_time_ns = 0
         self._forget()
         self.reason: str | None = None
@@ -113,12 +122,15 @@ class Slot:
             self.fd = -1
         self._forget()
 
-    def look(self, now: int, interval_ns: int, find: Callable[[], tuple[int, str | None, int]]) -> bool:
-        """Bring the slot up to date; True if its record changed."""
+    def look(self, now: int, interval_ns: int, find: Callable[[], tuple[int, str | None, int]], watch: Watch | None = None) -> bool:
+        """Bring the slot up to date; True if its record changed.  Without a watch, every check asks for the file itself."""
         changed = False
         if now >= self.next_check_ns:
             self.next_check_ns = now + interval_ns - (0 if self.next_check_ns else self.phase_ns)
-            changed = self._check(find)
+            generation = watch.generation() if watch is not None else 0
+            if watch is None or not self._unchanged(now, generation):
+                self.full_check_ns = now + FULL_CHECK * interval_ns - FULL_CHECK // 2 * self.phase_ns
+                changed = self._check(find, generation)
         if self.memory is None:
             return changed
         seq = self.view[SEQ // 8]
@@ -134,7 +146,15 @@ class Slot:
             seq = again
         return changed
 
-    def _check(self, find: Callable[[], tuple[int, str | None, int]]) -> bool:
+    def _unchanged(self, now: int, generation: int) -> bool:
+        """Does the directory's word do?  It tells of names, not of a descriptor or a size: not for too long."""
+        if now >= self.full_check_ns:
+            return False
+        if self.memory is not None and not self.lost and not self._closed():
+            return self.file_seen == generation
+        return (self.memory is not None or self.nameless) and self.name_seen == generation
+
+    def _check(self, find: Callable[[], tuple[int, str | None, int]], generation: int) -> bool:
         gone, named = None, False
         if self.memory is not None:
             try:
@@ -147,6 +167,7 @@ class Slot:
                 elif found.st_size < SEGMENT_SIZE:
                     gone = f"it shrank to {found.st_size} bytes"
                 elif found.st_nlink:
+                    self.file_seen = generation
                     if not self.lost and not self._closed():
                         return False
                     # Its owner is gone.  If the file was renamed or linked, it has a name still, and the next owner another file.
@@ -156,6 +177,8 @@ class Slot:
                     self.fd = -1  # not ours to close any more
                 self.drop()
         fd, reason, my_time_ns = find()
+        self.file_seen = self.name_seen = generation
+        self.nameless = fd == NO_NAME
         if self._mapped(fd) if fd >= 0 else named and self.memory is not None:  # nobody has taken its place
             if fd >= 0:
                 os.close(fd)
@@ -240,13 +263,18 @@ class Slot:
     def _ask(self, now: int) -> None:
         self.asked_ns = now - (self.phase_ns if self.asked_ns == _LONG_AGO else 0)
         try:
-            self.lost = not _files.owner_alive(self.fd, self.words[5])
+            lost = not _files.owner_alive(self.fd, self.words[5])
+            if lost and not self.lost and not self._mapped(self.fd):
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         except OSError as error:
             self.unasked, self.reason = True, f"its owner's lock cannot be asked for: {error.strerror}"
+            if error.errno == errno.EBADF:  # another file was asked: no death; the next check opens anew
+                self.full_check_ns = 0
             return
         if self.unasked:
             self.unasked, self.reason = False, None
-        if not self.lost:
+        self.lost = lost
+        if not lost:
             self.owner_seen_ns = self.asked_ns
 
     def age_ns(self, now: int) -> int | None:

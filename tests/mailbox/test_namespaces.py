@@ -750,3 +750,46 @@ def test_a_reader_with_other_pids(box: Any, group: str, start: Any, children: An
     writer.kill()
     writer.wait()
     assert tell(reader, "look") == "DEAD 1 0 0 9"
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_quiet_directory_is_not_searched(run: Any) -> None:
+    """What is read again and again asks for no name, neither of those that are there nor of those that are not; and misses none."""
+    run("""
+        shm()
+        module, attach = box._group, box._attach
+        asked, listed = [], []
+        find, list_ranks = attach.find, module.list_ranks
+        attach.find = lambda name, rank: (asked.append(rank), find(name, rank))[1]
+        module.list_ranks = lambda group: (listed.append(group), list_ranks(group))[1]
+        writer = box.MailboxWriter(GROUP, 0, 8)
+        writer.publish(1, 0, 0, 1)
+        told, finds = box.GroupReader(GROUP, 8, liveness_interval=0.2), box.GroupReader(GROUP, liveness_interval=0.2)
+
+        def look():
+            time.sleep(0.21)
+            writer.publish(1, 0, 0, 1)
+            return told.read()["state"].tolist(), finds.read()["state"].tolist()
+
+        for turn in range(60):  # a machine that sleeps for the whole time of a full check may do one
+            before = len(asked), len(listed)
+            assert look() == look() == ([2] + [0] * 7,) * 2
+            if turn > 1 and (len(asked), len(listed)) == before:
+                break
+        else:
+            raise AssertionError(f"always searched: {len(asked)}, {len(listed)}")
+        with box.MailboxWriter(GROUP, 3, 8) as another, box.MailboxWriter(GROUP, 9, 10) as beyond:
+            another.publish(2, 0, 0, 1)
+            beyond.publish(2, 0, 0, 1)
+            assert look() == ([2, 0, 0, 2, 0, 0, 0, 0], [2, 0, 0, 2, 0, 0, 0, 0, 0, 2])
+        assert look() == ([2, 0, 0, 5, 0, 0, 0, 0], [2, 0, 0, 5, 0, 0, 0, 0, 0, 5])
+        writer._detach()
+        assert told.read()["state"][0] in (2, 4)
+        time.sleep(0.21)
+        assert told.read()["state"][0] == 4
+        os.rename(f"/dev/shm/loadbox.{GROUP}.0", f"/dev/shm/loadbox.{GROUP}.kept")
+        with box.MailboxWriter(GROUP, 0, 8) as writer:
+            writer.publish(4, 0, 0, 1)
+            time.sleep(0.21)
+            assert told.read()["num_running"][0] == 4
+    """)
