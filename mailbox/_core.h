@@ -37,6 +37,7 @@ typedef struct {
     PyObject *mailbox_error; /* MailboxError */
     PyObject *check_load;    /* the slow and strict way to four numbers */
     PyTypeObject *snapshot;  /* LoadSnapshot */
+    PyTypeObject *deque;     /* collections.deque */
     PyObject *states[STATES];
     int64_t tick_ns;         /* how far CLOCK_MONOTONIC_COARSE may be behind CLOCK_MONOTONIC */
 } core_names;

@@ -114,6 +114,40 @@ static PyObject *publish(writer *self, PyObject *const *args, Py_ssize_t n)
     Py_RETURN_NONE;
 }
 
+/* How many there are in it.  Schedulers keep requests in lists and deques.  A deque's own length is taken, whatever a subclass makes
+ * of it: a queue with a __len__ in Python is what this is for.  -1: exception. */
+static Py_ssize_t length_of(PyObject *some)
+{
+    return PyObject_TypeCheck(some, core.deque) ? core.deque->tp_as_sequence->sq_length(some) : PyObject_Size(some);
+}
+
+PyDoc_STRVAR(publish_lengths_doc,
+"_publish_lengths($self, running, waiting, more_waiting, kv_active_pages, kv_total_pages, /)\n--\n\n"
+"``publish`` given the requests themselves: how many run, and how many there are in ``waiting`` and ``more_waiting``.\n\n"
+"Each is anything with a length; a deque is asked for its own, also where a subclass has another ``__len__``.  Errors as of\n"
+"``publish``, and those of ``len``.");
+
+static PyObject *publish_lengths(writer *self, PyObject *const *args, Py_ssize_t n)
+{
+    Py_ssize_t running, waiting, more;
+    PyObject *load[4], *result = NULL;
+
+    if (n != 5)
+        return PyErr_Format(PyExc_TypeError, "_publish_lengths() takes running, waiting, more_waiting, kv_active_pages and "
+                            "kv_total_pages, %zd given", n);
+    if ((running = length_of(args[0])) < 0 || (waiting = length_of(args[1])) < 0 || (more = length_of(args[2])) < 0)
+        return NULL;
+    load[0] = PyLong_FromSsize_t(running);
+    load[1] = PyLong_FromSize_t((size_t)waiting + (size_t)more); /* may be more than a record holds: publish says so */
+    load[2] = args[3];
+    load[3] = args[4];
+    if (load[0] != NULL && load[1] != NULL)
+        result = publish(self, load, 4);
+    Py_XDECREF(load[0]);
+    Py_XDECREF(load[1]);
+    return result;
+}
+
 /* ---- life --------------------------------------------------------------------------------------------------------------- */
 
 PyDoc_STRVAR(hold_doc,
@@ -342,6 +376,7 @@ static PyObject *init_subclass(PyTypeObject *type, PyObject *unused)
 static PyMethodDef methods[] = {
     {"__init_subclass__", (PyCFunction)init_subclass, METH_NOARGS | METH_CLASS, NULL},
     {"publish", (PyCFunction)(void (*)(void))publish, METH_FASTCALL, publish_doc},
+    {"_publish_lengths", (PyCFunction)(void (*)(void))publish_lengths, METH_FASTCALL, publish_lengths_doc},
     {"_hold", (PyCFunction)hold, METH_O, hold_doc},
     {"_attach", (PyCFunction)attach, METH_O, attach_doc},
     {"_repair", (PyCFunction)repair, METH_NOARGS, repair_doc},

@@ -78,7 +78,7 @@ static PyObject *name_from(const char *module, const char *name)
 
 static int take_names(void)
 {
-    PyObject *states, *snapshot;
+    PyObject *states, *snapshot, *deque;
     struct timespec tick = {0, 0};
     int i;
 
@@ -88,9 +88,11 @@ static int take_names(void)
     core.check_load = name_from("loadbox.mailbox._check", "check_load");
     snapshot = name_from("loadbox.mailbox._types", "LoadSnapshot");
     states = name_from("loadbox.mailbox._types", "RankState");
-    if (core.mailbox_error == NULL || core.check_load == NULL || snapshot == NULL || states == NULL)
+    deque = name_from("collections", "deque");
+    if (core.mailbox_error == NULL || core.check_load == NULL || snapshot == NULL || states == NULL || deque == NULL)
         return -1;
     core.snapshot = (PyTypeObject *)snapshot;
+    core.deque = (PyTypeObject *)deque;
     for (i = 0; i < STATES; i++) {
         core.states[i] = PyObject_CallFunction(states, "i", i);
         if (core.states[i] == NULL)

@@ -14,7 +14,9 @@ import mmap
 import os
 import sys
 import threading
+from collections import deque
 from time import monotonic_ns
+from typing import TYPE_CHECKING
 
 from loadbox.mailbox import _files
 from loadbox.mailbox._check import check_load
@@ -32,6 +34,9 @@ from loadbox.mailbox._layout import (
 )
 from loadbox.mailbox._readers_py import GroupCore, ReaderCore
 
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
 __all__ = ["GroupCore", "ReaderCore", "WriterCore"]
 
 _SEQ_LIMIT = (1 << 63) - 2  # no writer comes so far; a damaged segment that is adopted may have
@@ -40,6 +45,10 @@ _SEQ_LIMIT = (1 << 63) - 2  # no writer comes so far; a damaged segment that is 
 def _wrapped(seq: int) -> int:
     """The sequence, which is unsigned, as the signed word that the view takes."""
     return (seq + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _length(some: Sized) -> int:
+    return deque.__len__(some) if isinstance(some, deque) else len(some)
 
 
 class WriterCore:
@@ -77,6 +86,16 @@ class WriterCore:
             if self._why_not:
                 raise MailboxError(f"cannot publish to this mailbox: {self._why_not}")
             self._store(running, waiting, active, total)
+
+    def _publish_lengths(
+        self, running: Sized, waiting: Sized, more_waiting: Sized, kv_active_pages: int, kv_total_pages: int, /
+    ) -> None:
+        """``publish`` given the requests themselves: how many run, and how many there are in ``waiting`` and ``more_waiting``.
+
+        Each is anything with a length; a deque is asked for its own, also where a subclass has another ``__len__``.  Errors as of
+        ``publish``, and those of ``len``.
+        """
+        WriterCore.publish(self, _length(running), _length(waiting) + _length(more_waiting), kv_active_pages, kv_total_pages)
 
     def _store(self, running: int, waiting: int, active: int, total: int) -> None:
         if self._dirty:
