@@ -13,6 +13,7 @@ would not.  So that neither an older load comes after a newer one nor the engine
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -23,13 +24,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadbox.mailbox import MailboxError, MailboxUnsupported, MailboxWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sized
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
     from typing_extensions import Self
 
+    Method = TypeVar("Method", bound=Callable[..., None])
+
     Publish = Callable[[int, int, int, int], None]
+    PublishLengths = Callable[[Sized, Sized, Sized, int, int], None]
+    Use = Callable[..., None]
 
 __all__ = ["LoadPublisher", "PublisherStats", "publisher_stats"]
 
@@ -52,6 +57,19 @@ class PublisherStats(NamedTuple):
     """Publishes that none took."""
     error: str | None
     """Why the last one was not taken, or why there is no mailbox; None if there is one and it took the last publish."""
+
+
+def _dropping(method: Method) -> Method:
+    """The method, which drops what it cannot publish; that includes what it cannot be called with."""
+
+    @functools.wraps(method)
+    def guarded(self: LoadPublisher, *args: int, **kwargs: int) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.drop(error)
+
+    return guarded  # type: ignore[return-value] # for the caller it is the method
 
 
 class LoadPublisher:
@@ -89,7 +107,7 @@ class LoadPublisher:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        publish, self._use = _guarded(self._slowly, self.drop)
+        publish, self._publish_lengths, self._use = _guarded(self._slowly, self.drop)
         if type(self).publish is LoadPublisher.publish:
             # A closure takes two thirds of the time of a method that looks up in self what to call.
             self.publish = publish  # type: ignore[method-assign, assignment] # the same call
@@ -102,12 +120,10 @@ class LoadPublisher:
                 return
         self._start_thread()
 
+    @_dropping
     def publish(self, num_running: int, num_waiting: int, kv_active_pages: int, kv_total_pages: int) -> None:
         """Publish one iteration's load, as ``MailboxWriter.publish``; never raises an ``Exception`` and never waits."""
-        try:
-            self._slowly(num_running, num_waiting, kv_active_pages, kv_total_pages)
-        except Exception as error:
-            self.drop(error)
+        self._slowly(num_running, num_waiting, kv_active_pages, kv_total_pages)
 
     @property
     def published(self) -> int:
@@ -164,7 +180,7 @@ class LoadPublisher:
             self._lock.release()
         writer.publish(*load)
         self.error = None
-        self._use(writer.publish)
+        self._use(writer.publish, writer._publish_lengths)
         if self._last is not load and self._last is not None:  # another thread's, which did not get the lock
             writer.publish(*self._last)
 
@@ -276,21 +292,40 @@ class _NoMailbox(Exception):
     """There is none to publish to."""
 
 
-def _guarded(store: Publish, failed: Callable[[Exception], None]) -> tuple[Publish, Callable[[Publish], None]]:
-    """``publish``, which hands its load to a store and errors to ``failed``; and what gives it another store."""
+def _in_order(num_running: int, num_waiting: int, kv_active_pages: int, kv_total_pages: int) -> tuple[int, int, int, int]:
+    return num_running, num_waiting, kv_active_pages, kv_total_pages
 
-    def publish(num_running: int, num_waiting: int, kv_active_pages: int, kv_total_pages: int) -> None:
+
+_in_order.__qualname__ = "publish"  # by which errors call it
+
+
+def _guarded(store: Publish, failed: Callable[[Exception], None]) -> tuple[Publish, PublishLengths, Use]:
+    """``publish`` and ``publish_lengths``, which hand loads to a store and errors to ``failed``; and what changes the store."""
+
+    def count(running: Sized, waiting: Sized, more_waiting: Sized, kv_active_pages: int, kv_total_pages: int) -> None:
+        store(len(running), len(waiting) + len(more_waiting), kv_active_pages, kv_total_pages)
+
+    store_lengths: PublishLengths = count
+
+    def publish(*load: int, **named: int) -> None:
         """Publish one iteration's load, as ``MailboxWriter.publish``; never raises an ``Exception`` and never waits."""
         try:
-            store(num_running, num_waiting, kv_active_pages, kv_total_pages)
+            store(*(_in_order(*load, **named) if named else load))
         except Exception as error:
             failed(error)
 
-    def use(other: Publish) -> None:
-        nonlocal store
-        store = other
+    def publish_lengths(running: Sized, waiting: Sized, more_waiting: Sized, kv_active_pages: int, kv_total_pages: int) -> None:
+        """As ``publish``, given the requests themselves: what runs, and what waits in two queues."""
+        try:
+            store_lengths(running, waiting, more_waiting, kv_active_pages, kv_total_pages)
+        except Exception as error:
+            failed(error)
 
-    return publish, use
+    def use(other: Publish, by_lengths: PublishLengths = count) -> None:
+        nonlocal store, store_lengths
+        store, store_lengths = other, by_lengths
+
+    return publish, publish_lengths, use
 
 
 def _words(error: Exception) -> str:

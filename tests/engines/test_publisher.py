@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,79 @@ def test_numbers_that_no_scheduler_has(group: str, caplog: pytest.LogCaptureFixt
         assert reader.read() == (5, 6, 7, 8)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "a publish was dropped, 1 so far" in caplog.text
+
+
+class Own(LoadPublisher):
+    def publish(self, *load: Any, **named: Any) -> None:
+        super().publish(*load, **named)
+
+
+@pytest.mark.parametrize("kind", [LoadPublisher, Own])
+@pytest.mark.parametrize(
+    ("load", "named"),
+    [
+        ((), {}),
+        ((1, 2, 3), {}),
+        ((1, 2, 3, 4, 5), {}),
+        ((1, 2, 3), {"total": 4}),
+        ((1, 2, 3, 4), {"kv_total_pages": 4}),
+        ((), {"num_running": 1}),
+    ],
+    ids=repr,
+)
+def test_another_number_of_arguments(
+    group: str, caplog: pytest.LogCaptureFixture, kind: type[LoadPublisher], load: tuple[int, ...], named: dict[str, int]
+) -> None:
+    with kind(group, 0, 1) as publisher, MailboxReader(group, 0) as reader:
+        publisher.publish(1, 2, 3, 4)
+        for _ in range(3):
+            publisher.publish(*load, **named)
+        assert reader.read() == (1, 2, 3, 4)
+        assert (publisher.published, publisher.dropped) == (1, 3)
+        assert "publish() " in str(publisher.error)
+        assert "<locals>" not in caplog.text + str(publisher.error)
+        assert len(caplog.records) == 1
+        publisher.publish(5, 6, 7, 8)
+        assert reader.read() == (5, 6, 7, 8)
+        publisher.publish(6, kv_total_pages=9, num_waiting=7, kv_active_pages=8)
+        assert reader.read() == (6, 7, 8, 9)
+        assert publisher.error is None
+    with kind("no group!", 0) as publisher:
+        publisher.publish(*load, **named)
+        assert publisher.dropped == 1
+
+
+def test_a_load_given_as_what_runs_and_waits(group: str, caplog: pytest.LogCaptureFixture, at_once: None) -> None:
+    """Whichever way it goes to the mailbox, it is a publish like another, and guarded like another."""
+
+    class Queue(deque[int]):
+        pass
+
+    running, waiting, more = [1, 2], Queue([1]), Queue([1, 2])
+    with MailboxReader(group, 0, liveness_interval=0) as reader:
+        with MailboxWriter(group, 0, 1):
+            publisher = LoadPublisher(group, 0, 1, start_wait=0.0)
+            publisher._publish_lengths(running, waiting, more, 4, 5)
+            assert (publisher.published, publisher.dropped) == (0, 1)
+        until(lambda: reader.read() == (2, 3, 4, 5))
+        for n in range(3):  # from the second on by the writer's own count
+            running.append(n)
+            publisher._publish_lengths(running, waiting, more, 4, 5)
+            assert reader.read() == (3 + n, 3, 4, 5)
+        publisher.publish(1, 1, 1, 1)
+        assert reader.read() == (1, 1, 1, 1)
+        dropped = publisher.dropped
+        for bad in ((5, waiting, more, 4, 5), (running, None, more, 4, 5), (running, waiting, more, 6, 5)):
+            for _ in range(2):
+                publisher._publish_lengths(*bad)  # type: ignore[arg-type] # what is no good
+            assert reader.read() == (1, 1, 1, 1)
+            assert publisher.error is not None
+        assert publisher.dropped == dropped + 6
+        publisher._publish_lengths(running, waiting, more, 4, 5)
+        assert (reader.read(), publisher.error) == ((5, 3, 4, 5), None)
+        publisher.close()
+        publisher._publish_lengths(running, waiting, more, 4, 5)
+        assert publisher.dropped == dropped + 7
 
 
 @pytest.mark.parametrize("arguments", [("no group!", 0, 1), ("g", -1, 1), ("g", 5, 2), (None, None, None), ("g", "0", 1)], ids=repr)
