@@ -115,8 +115,12 @@ class MailboxSink:
             self._then.close()
 
 
-def with_mailbox(publisher: _Sink, endpoint: str, dp_rank: int, *, enabled: bool, dp_size: int | None = None) -> _Sink:
+def with_mailbox(
+    publisher: _Sink, endpoint: str, dp_rank: int, *, enabled: bool, dp_size: int | None = None, mode: int = 0o600
+) -> _Sink:
     """Put a ``MailboxSink`` before the sink that TokenSpeed chose; give that one back alone on ranks that do not report.
+
+    ``mode`` has the file's permission bits, as of ``MailboxWriter``: 0o640 lets its group read, too.
 
     Never raises an ``Exception``: an engine without a mailbox has its own sink all the same.
     """
@@ -126,7 +130,7 @@ def with_mailbox(publisher: _Sink, endpoint: str, dp_rank: int, *, enabled: bool
         group = group_of(endpoint)
     except Exception:
         group = endpoint  # which names no group either, as LoadPublisher will say
-    return MailboxSink(group, dp_rank, dp_size, then=publisher)
+    return MailboxSink(group, dp_rank, dp_size, then=publisher, mode=mode)
 
 
 class _Row(NamedTuple):

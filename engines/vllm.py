@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Any
 
@@ -27,7 +27,6 @@ __all__ = ["MailboxScheduler"]
 _LOG_INTERVAL_S = 60.0
 _log = logging.getLogger("loadbox")
 _classes: dict[type, type] = {}
-_len = deque.__len__
 
 
 class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there when types are checked
@@ -40,6 +39,8 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
     * The group is ``loadbox_group`` of ``--additional-config``, else the variable ``LOADBOX_GROUP``, else the server's
       ``instance_id``, in which a frontend finds it with ``list_groups()``.  Ranks that are servers of their own (external load
       balancing) have an instance id each: give those a group.
+    * The file's mode is ``loadbox_mode`` of ``--additional-config``, octal digits (``"0640"``: its group may read, too) or an int,
+      else 0600, which this user alone reads.
     * The rank is ``parallel_config.data_parallel_index``, since ``data_parallel_rank`` is 0 in every rank of a dense model.  The
       DP size is told if vLLM tells it to the scheduler, which it does for mixtures of experts.
     * Blocks that are only kept for the prefix cache are free: vLLM takes them when it needs them.  A model without a KV cache
@@ -63,11 +64,16 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
         self._loadbox: LoadPublisher | None = None
         self._loadbox_next_log = 0.0
         super().__init__(*args, **kwargs)
-        self._loadbox_quick = _counts_are_known(self)
+        # Bound once: super() in every iteration would be a good part of what we add to it.
+        self._loadbox_schedule = super().schedule
+        self._loadbox_update = super().update_from_output
+        self._loadbox_publish_lengths: Callable[..., None] | None = None
         try:
             config = self.vllm_config
             rank = config.parallel_config.data_parallel_index
-            self._loadbox = LoadPublisher(_group(config, rank), rank, _dp_size(config, rank))
+            self._loadbox = LoadPublisher(_group(config, rank), rank, _dp_size(config, rank), mode=_mode(config))
+            if _counts_are_known(self):
+                self._loadbox_publish_lengths = self._loadbox._publish_lengths
         except Exception as error:
             self._loadbox_tell("has no mailbox", error)
         self._publish_load()
@@ -84,14 +90,14 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""
         try:
-            return super().schedule(*args, **kwargs)
+            return self._loadbox_schedule(*args, **kwargs)
         finally:
             self._publish_load()
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's."""
         try:
-            return super().update_from_output(*args, **kwargs)
+            return self._loadbox_update(*args, **kwargs)
         finally:
             self._publish_load()
 
@@ -124,12 +130,14 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
         if publisher is None:
             return
         try:
-            if self._loadbox_quick:
-                running, waiting = len(self.running), _len(self.waiting) + _len(self.kv_holding_waiting)
-            else:
-                running, waiting = self.get_request_counts()
             pool = self.kv_cache_manager.block_pool
             total = pool.num_gpu_blocks - 1  # one is vLLM's own null block
+            publish_lengths = self._loadbox_publish_lengths
+            if publish_lengths is not None and total > 0:
+                active = total - pool.free_block_queue.num_free_blocks
+                publish_lengths(self.running, self.waiting, self.kv_holding_waiting, active, total)
+                return
+            running, waiting = self.get_request_counts()
             if total > 0:
                 publisher.publish(running, waiting, total - pool.get_num_free_blocks(), total)
             else:
@@ -148,19 +156,25 @@ class MailboxScheduler(Scheduler):  # type: ignore[misc] # vLLM is not there whe
 
 
 def _counts_are_known(scheduler: Any) -> bool:
-    """Whether ``get_request_counts`` is what it is in vLLM 0.32, on its common queues: then it can be had at a third of its price.
+    """Whether the counts are kept as in vLLM 0.32, on its common queues: then they are had without a call into its Python.
 
-    Most of that price are the queues' lengths, each a Python function that asks the deque it is.
+    A queue's length there is a Python function that asks the deque it is; so are the counts, and the number of free blocks.
     """
     try:
-        counts = type(scheduler).get_request_counts
+        pool = scheduler.kv_cache_manager.block_pool
         return (
-            counts.__code__.co_names == ("len", "running", "waiting", "kv_holding_waiting")
+            _names(type(scheduler).get_request_counts) == ("len", "running", "waiting", "kv_holding_waiting")
+            and _names(type(pool).get_num_free_blocks) == ("free_block_queue", "num_free_blocks")
             and isinstance(scheduler.waiting, deque)
             and isinstance(scheduler.kv_holding_waiting, deque)
         )
     except Exception:
         return False
+
+
+def _names(function: Any) -> Any:
+    """What a function looks up, in order: it tells one that is as simple as was known from any other."""
+    return function.__code__.co_names
 
 
 def _group(config: Any, rank: int) -> str:
@@ -172,6 +186,17 @@ def _group(config: Any, rank: int) -> str:
     # With Ray each rank's id is the server's and this ending.
     instance = str(config.instance_id).removesuffix(f"_dp{rank}")
     return re.sub(r"[^A-Za-z0-9_-]", "_", instance)[:64]
+
+
+def _mode(config: Any) -> int:
+    """The file's mode; as for the group, one that is no good is not mended."""
+    given = config.additional_config.get("loadbox_mode") if isinstance(config.additional_config, Mapping) else None
+    if not isinstance(given, str):
+        return 0o600 if given is None else given  # it may be anything, as above
+    try:
+        return int(given, 8)
+    except ValueError:
+        raise ValueError(f'loadbox_mode is {given!r}: give octal digits, such as "0640"') from None
 
 
 def _dp_size(config: Any, rank: int) -> int | None:

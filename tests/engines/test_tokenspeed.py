@@ -106,6 +106,21 @@ def test_an_endpoint_that_names_no_group_is_not_the_engines_trouble(
     assert len(caplog.records) == 1
 
 
+def test_the_files_mode(group: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("LOADBOX_GROUP", group)
+    for mode in ({}, {"mode": 0o640}, {"mode": 0o644}):
+        sink = with_mailbox(Sink(), "ipc:///tmp/x", 0, enabled=True, **mode)
+        assert os.stat(f"/dev/shm/loadbox.{group}.0").st_mode & 0o7777 == mode.get("mode", 0o600)
+        sink.close()
+    assert not caplog.records
+    then = Sink()
+    sink = with_mailbox(then, "ipc:///tmp/x", 0, enabled=True, mode=0o666)
+    sink.observe((1, 2, 3, 3, 4))
+    sink.close()
+    assert then.seen == [(1, 2, 3, 3, 4), "closed"]
+    assert ["mode 0o666 is not allowed" in record.getMessage() for record in caplog.records] == [True]
+
+
 @pytest.mark.parametrize(
     ("endpoint", "group"),
     [

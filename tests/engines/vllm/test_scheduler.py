@@ -114,7 +114,7 @@ def test_the_mailbox_is_the_scheduler(configs: dict[bool, Any], group: str, asyn
             pass
         assert not scheduler.has_requests()
         assert reader.read() == (0, 0, 0, 64) == truth(scheduler)
-        assert scheduler._loadbox_quick
+        assert scheduler._loadbox_publish_lengths
         # What the run is for has really occurred.
         seen = {
             "preempted": rig.preempted,
@@ -149,7 +149,7 @@ def test_counts_that_are_not_the_known_ones(
         config = configs[False]
         monkeypatch.setattr(Scheduler, "get_request_counts", lambda self: (len(self.running), truth(self)[1]))
     scheduler = make_scheduler(rank_config(config, loadbox_group=group))
-    assert not scheduler._loadbox_quick
+    assert not scheduler._loadbox_publish_lengths
     with MailboxReader(group, 0) as reader:
         client = Client(Rig(scheduler), reader, 1)
         while client.sent < 60:
@@ -231,7 +231,7 @@ def test_no_error_of_ours_reaches_the_engine(
     scheduler = make_scheduler(config)
     assert isinstance(scheduler, AsyncScheduler) is (asynchronous and fault != "scheduler-config")
     if fault == "publish":
-        scheduler._loadbox.publish = scheduler._loadbox.close = refuse
+        scheduler._loadbox.publish = scheduler._loadbox.close = scheduler._loadbox_publish_lengths = refuse
     if fault == "store":
         scheduler._loadbox._use(refuse)
     if fault == "counts":
@@ -282,6 +282,28 @@ def test_a_group_that_is_none(
     assert drive(scheduler) == expected[False]
     assert "serves without a mailbox" in caplog.text
     assert "group" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "mode"), [(None, 0o600), ("0640", 0o640), ("640", 0o640), ("0o644", 0o644), (0o640, 0o640), (384, 0o600)], ids=repr
+)
+def test_the_files_mode(configs: dict[bool, Any], group: str, given: object, mode: int) -> None:
+    scheduler = make_scheduler(rank_config(configs[False], loadbox_group=group, loadbox_mode=given))
+    assert os.stat(f"/dev/shm/loadbox.{group}.0").st_mode & 0o7777 == mode
+    scheduler.shutdown()
+
+
+@pytest.mark.parametrize("bad", ["rw-r-----", "", "0888", "0666", 640, -1, True, 1.5, ["0640"], {}], ids=repr)
+def test_a_mode_that_is_none(
+    configs: dict[bool, Any], expected: dict[bool, list[str]], group: str, caplog: pytest.LogCaptureFixture, bad: object
+) -> None:
+    scheduler = make_scheduler(rank_config(configs[False], loadbox_group=group, loadbox_mode=bad))
+    assert not os.path.exists(f"/dev/shm/loadbox.{group}.0")
+    assert drive(scheduler) == expected[False]
+    scheduler.shutdown()
+    said = [record.getMessage() for record in caplog.records if record.name == "loadbox"]
+    assert len(said) == 1, said
+    assert "mode" in said[0]
 
 
 def test_a_rank_that_is_taken(
@@ -337,9 +359,9 @@ def test_the_dp_size_if_it_is_known(configs: dict[bool, Any], group: str, monkey
     told = []
 
     class Spy(LoadPublisher):
-        def __init__(self, group: str, rank: int, dp_size: int | None = None) -> None:
+        def __init__(self, group: str, rank: int, dp_size: int | None = None, *, mode: int = 0o600) -> None:
             told.append((rank, dp_size))
-            super().__init__(group, rank, dp_size)
+            super().__init__(group, rank, dp_size, mode=mode)
 
     monkeypatch.setattr(adapter, "LoadPublisher", Spy)
     for rank, size in ((0, 1), (1, 1), (1, 4)):
