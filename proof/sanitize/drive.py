@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -76,6 +78,13 @@ def publish() -> None:
         for count in (0, 1, 3, 5, 100):
             with refused(TypeError):
                 writer.publish(*range(count))
+            with refused(TypeError):
+                writer._publish_lengths(*range(count))
+        requests: list[Any] = [[1] * 500, deque([1] * 500), (), 5, None]
+        for sized in itertools.product(requests, requests, requests):
+            for pages in ((10**6, 10**7), (10**7, 10**6)):
+                with suppress(ValueError, TypeError):
+                    writer._publish_lengths(*sized, *pages)
         with refused(MailboxError):
             writer._attach(0)
         with refused(MailboxError):
