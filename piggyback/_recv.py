@@ -9,8 +9,8 @@ from typing import Any
 import zmq
 
 from loadbox.piggyback._requests import AbortRequest, GenerateRequest, decode_frames
-from loadbox.piggyback._sockets import adopt, require_same_process
-from loadbox.piggyback._stats import count, log
+from loadbox.piggyback._sockets import adopt, if_closed, require_same_process
+from loadbox.piggyback._stats import count, warn_each
 
 __all__ = ["MsgpackRecvSocket"]
 
@@ -36,11 +36,15 @@ class MsgpackRecvSocket:
     def recv_pyobj(self, flags: int = 0) -> GenerateRequest | AbortRequest | Any:
         """Give the next request or abort; waits unless ``flags`` has ``zmq.NOBLOCK``, and raises ``zmq.Again`` when there is none.
 
-        Malformed messages are dropped with one warning each, counted in ``wire_stats().bad_requests``, and never raised.
+        Malformed messages are dropped, counted in ``wire_stats().bad_requests`` and never raised.  Each has a warning, up to a
+        hundred a minute: a flood must not fill the log.  ``WireError`` if the socket is closed.
         """
         require_same_process(self._pid, "input socket")
         while True:
-            frames = self._socket.recv_multipart(flags)
+            try:
+                frames = self._socket.recv_multipart(flags)
+            except zmq.ZMQError as error:
+                raise if_closed(self._given, "input socket", error) from None
             try:
                 if self.decode_add is not None and frames[0] == b"\x00" and len(frames) > 1:
                     return self.decode_add(frames[1:])
@@ -48,7 +52,8 @@ class MsgpackRecvSocket:
             # An engine's own decoder may raise anything, and no message from outside may end the scheduler's loop.
             except Exception as error:
                 count("bad_requests")
-                log.warning("loadbox: dropping a malformed request of %s bytes: %s", [len(frame) for frame in frames], error)
+                sizes = [len(frame) for frame in frames]
+                warn_each("request", "loadbox: dropping a malformed request of %s bytes: %s", sizes, error)
 
     def close(self) -> None:
         """Close the socket; in a forked child this does nothing."""

@@ -23,7 +23,7 @@ import zmq
 
 from loadbox.piggyback._batch import BatchTokenIDOutSlim, encode_ten, encode_whole, load_only_batch
 from loadbox.piggyback._load import NO_SNAPSHOT, Tail, check_tail
-from loadbox.piggyback._sockets import adopt, check_index, require_same_process
+from loadbox.piggyback._sockets import adopt, check_index, if_closed, require_same_process
 from loadbox.piggyback._stats import count, log
 
 __all__ = ["ENGINE_CORE_DEAD", "LoadOnlyMode", "MsgpackSendSocket", "TailMode", "check_modes"]
@@ -110,8 +110,8 @@ class MsgpackSendSocket:
         The batch's own ``engine_index`` and load are not read but overwritten: afterwards it stands as it was sent.
         For a batch that finishes requests the load must be the one *after* these finishes: four ints as in ``load_fn``.  Waits
         for room when the high-water mark is full; with SNDTIMEO set on the socket ``zmq.Again`` says that the batch was not sent.
-        Raises ``WireError`` for a batch that would lose its tokens at the other end (columns of unequal length).  Objects that
-        are no batch have no reader on this lane: dropped, with one warning for each type.
+        Raises ``WireError`` for a batch that would lose its tokens at the other end (columns of unequal length), or if the socket
+        is closed.  Objects that are no batch have no reader on this lane: dropped, with one warning for each type.
         """
         require_same_process(self._pid, "output socket")
         if not isinstance(batch, BatchTokenIDOutSlim):
@@ -120,12 +120,18 @@ class MsgpackSendSocket:
             return
         batch.engine_index = self._engine_index
         if not self._sends_tail:
-            self._socket.send(encode_ten(batch))
+            self._send(encode_ten(batch))
             return
         tail = self._sample(load)
         batch.num_running, batch.num_waiting, batch.kv_active_pages, batch.kv_total_pages = tail
-        self._socket.send(encode_whole(batch))
+        self._send(encode_whole(batch))
         self._said = tail
+
+    def _send(self, payload: bytes) -> None:
+        try:
+            self._socket.send(payload)
+        except zmq.ZMQError as error:
+            raise if_closed(self._given, "output socket", error) from None
 
     def after_advance(self, *, load: Iterable[int] | None = None) -> None:
         """Say that this rank has become idle, if it has and the last tail sent said otherwise; call it once an iteration.

@@ -20,7 +20,7 @@ import zmq
 from loadbox.piggyback._errors import WireError
 from loadbox.piggyback._load import is_int
 
-__all__ = ["LINGER_MS", "adopt", "check_index", "open_socket", "require_io_threads", "require_same_process"]
+__all__ = ["LINGER_MS", "adopt", "check_index", "if_closed", "open_socket", "require_io_threads", "require_same_process"]
 
 LINGER_MS = 1000
 _SIGN_OF_LIFE_MS = 10_000
@@ -94,6 +94,13 @@ def require_same_process(pid: int, what: str) -> None:
     """WireError in a forked child; its copy of a ZMQ socket must not be used."""
     if os.getpid() != pid:
         raise WireError(f"this {what} was made in process {pid} and came here over a fork; connect anew in this process")
+
+
+def if_closed(socket: zmq.Socket[Any], what: str, error: zmq.ZMQError) -> Exception:
+    """A WireError that says that the socket is closed, if that is why ZMQ raised; else the error itself."""
+    if socket.closed or error.errno == zmq.ENOTSOCK:
+        return WireError(f"this {what} is closed: connect anew with connect_msgpack_engine()")
+    return error
 
 
 def check_index(engine_index: object) -> int:

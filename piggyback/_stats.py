@@ -7,11 +7,12 @@ import threading
 import time
 from typing import NamedTuple
 
-__all__ = ["WireStats", "count", "log", "warn_limited", "wire_stats"]
+__all__ = ["WireStats", "count", "log", "warn_each", "warn_limited", "wire_stats"]
 
 log = logging.getLogger("loadbox")
 
 _WARN_EVERY = 60.0
+_EACH = 100
 _lock = threading.Lock()
 
 
@@ -36,6 +37,7 @@ class WireStats(NamedTuple):
 
 _counts = dict.fromkeys(WireStats._fields, 0)
 _warned: dict[str, tuple[float, int]] = {}
+_each: dict[str, tuple[float, int]] = {}
 
 
 def count(name: str) -> None:
@@ -59,3 +61,17 @@ def warn_limited(key: str, message: str, *args: object) -> None:
             return
         _warned[key] = (now, 0)
     log.warning(message + (f" ({held} more like this were not logged)" if held else ""), *args)
+
+
+def warn_each(key: str, message: str, *args: object) -> None:
+    """Log a warning for each, up to a hundred a minute under the same key; then one that says that the others are only counted."""
+    now = time.monotonic()
+    with _lock:
+        since, said = _each.get(key, (now, 0))
+        if now - since >= _WARN_EVERY:
+            since, said = now, 0
+        _each[key] = (since, said + 1)
+    if said < _EACH:
+        log.warning(message, *args)
+    elif said == _EACH:
+        log.warning(message + " (more like this are only counted, for up to a minute)", *args)

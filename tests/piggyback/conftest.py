@@ -130,6 +130,7 @@ def counted() -> Callable[[], dict[str, int]]:
 def _talkative() -> None:
     """Forget which warnings were given already: each test may see its own."""
     _stats._warned.clear()
+    _stats._each.clear()
 
 
 def make_batch(rids: list[str] | None = None, finished: str = "", **fields: Any) -> BatchTokenIDOutSlim:

@@ -87,6 +87,26 @@ def test_malformed_messages_are_dropped_with_one_warning_each(pair, counted, cap
     assert counted() == {"bad_requests": len(MALFORMED)}
 
 
+def test_a_flood_of_malformed_messages_does_not_fill_the_log(pair, counted, caplog):
+    recv, say = pair
+    for _ in range(300):
+        say(b"\x02")
+    say(b"\x01", pack(["the end"]))
+    assert recv.recv_pyobj() == AbortRequest(["the end"])
+    assert counted() == {"bad_requests": 300}
+    assert len(caplog.records) == 101
+    assert "only counted" in caplog.messages[-1]
+    assert not any("only counted" in message for message in caplog.messages[:-1])
+
+
+def test_a_closed_input_says_so(pair):
+    recv, _ = pair
+    recv.close()
+    for flags in (0, zmq.NOBLOCK):
+        with pytest.raises(WireError, match=r"this input socket is closed: connect anew"):
+            recv.recv_pyobj(flags)
+
+
 @given(st.lists(st.binary(max_size=40), max_size=4))
 def test_any_frames_are_a_request_or_a_wire_error(frames):
     try:
