@@ -113,9 +113,10 @@ vllm: ## vLLM 0.32 with its scheduler in our mailbox: the real scheduler, and a 
 bench-vllm: vllm-install ## what the mailbox costs vLLM's scheduler, side by side with vLLM's own; a quarter of an hour
 	@timeout 2400 $(VENV)-vllm/bin/python benchmarks/vllm_cost.py $(ARGS)
 
-wheel: $(VENV)/.installed ## build the sdist and the wheel, check them, and test the wheel in a clean environment
+wheel: $(VENV)/.installed ## build the sdist and the wheel into dist/, check them, and test the wheel in a clean environment
 	$(PY) -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
-	LOADBOX_REQUIRE_C= timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
+	LOADBOX_REQUIRE_C= LOADBOX_KEEP_WHEEL=dist timeout 900 $(VENV)/bin/pytest -m slow tests/wheel $(ARGS)
+	@ls dist/*.whl dist/*.tar.gz
 
 bench: $(VENV)/.installed ## the quick benchmarks: one table of ratios, side by side in one run, about a minute
 	@$(PY) benchmarks/quick.py

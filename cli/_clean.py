@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from loadbox.cli._params import to_group
+from loadbox.cli._params import to_groups
 from loadbox.mailbox import _names, _segment
 
 __all__ = ["clean"]
 
 
 @click.command()
-@click.option("--group", callback=to_group, help="Only this DP group's.")
+@click.option("--group", "groups", multiple=True, callback=to_groups, help="Only this DP group's; may be given several times.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-def clean(group: str | None, dry_run: bool) -> None:
+def clean(groups: tuple[str, ...], dry_run: bool) -> None:
     """Remove the mailboxes and dispatch boards that killed schedulers and frontends left in /dev/shm.
 
     What a living process owns stays, whatever its age; so does everything that is not loadbox's own.  Leftovers do no harm:
@@ -25,7 +25,7 @@ def clean(group: str | None, dry_run: bool) -> None:
     loadbox clean                       all that nobody owns
     loadbox clean --group llama-0       of one DP group
     """
-    names = [name for name in _names.list_names() if group is None or name.split(".")[1] == group]
+    names = [name for name in _names.list_names() if not groups or name.split(".")[1] in groups]
     removed = 0
     for name in names:
         kept = _segment.clean(name, dry_run=dry_run)

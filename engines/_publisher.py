@@ -231,7 +231,7 @@ class LoadPublisher:
                 return None
             self._have(writer)
         self._hand_over(writer)
-        self._say(f"there is a mailbox now, after {self.dropped} dropped publishes", always=True)
+        self._say(f"there is a mailbox now, after {self.dropped} dropped publish{'' if self.dropped == 1 else 'es'}", always=True)
         return _LOOK_S
 
     def _hand_over(self, writer: MailboxWriter) -> None:

@@ -136,7 +136,7 @@ def _open_or_create(name: str) -> int:
 
 def _moved(name: str) -> _Taken:
     return _Taken(
-        MailboxInUse(f"the mailbox {name} was replaced while this writer took it: another writer starts or stops at the same time")
+        MailboxInUse(f"{_called(name)} was replaced while this writer took it: another writer starts or stops at the same time")
     )
 
 
@@ -150,6 +150,10 @@ def _check_ours(name: str, fd: int, size: int) -> os.stat_result:
     return found
 
 
+def _called(name: str) -> str:
+    return f"the {'dispatch board' if '.f.' in name else 'mailbox'} {name}"
+
+
 def _refused(name: str, reason: str) -> MailboxRefused:
     return MailboxRefused(f"refused to use /dev/shm{name}: {reason}; remove it, or choose another group")
 
@@ -160,7 +164,7 @@ def _lock(name: str, fd: int) -> None:
     if _files.shared_lock_only(fd, 0):
         raise _Taken(_refused(name, "another process holds a shared lock on it, which no reader of ours takes"))
     raise _Taken(
-        MailboxInUse(f"the mailbox {name} is owned by another living writer (pid {_pid_hint(fd)}): give each server its own group")
+        MailboxInUse(f"{_called(name)} is owned by another living writer (pid {_pid_hint(fd)}): give each server its own group")
     )
 
 
@@ -253,4 +257,4 @@ def explained(name: str, error: OSError) -> MailboxError:
             reason = f"its own user may not open it ({_files.owner_of(found)})"
         if reason:
             return _refused(name, reason)
-    return MailboxError(f"the mailbox {name} cannot be made: {_ADVICE.get(number, os.strerror(number))} (errno {number})", number)
+    return MailboxError(f"{_called(name)} cannot be made: {_ADVICE.get(number, os.strerror(number))} (errno {number})", number)

@@ -118,4 +118,5 @@ class MailboxWriter(_seqlock.WriterCore):
 def _check_mode(mode: int) -> None:
     bits = check_int("mode", mode)
     if bits & ~0o644 or bits & 0o600 != 0o600:
-        raise ValueError(f"mode {bits:#o} is not allowed: use 0o600, 0o640, 0o604 or 0o644 (only the owner may write)")
+        meant = f" (did you mean 0o{bits}?)" if bits in (600, 640, 604, 644) else ""
+        raise ValueError(f"mode {bits:#o} is not allowed{meant}: use 0o600, 0o640, 0o604 or 0o644 (only the owner may write)")

@@ -77,6 +77,10 @@ class Ranks:
         self._heard[rank], self._gone[rank] = True, False
         self._settle(rank)
 
+    def any_known(self) -> bool:
+        """Has any rank ever shown itself, by a mailbox of whatever state or by a batch?"""
+        return any(self._heard) or any(self._last_life) or any(self._inputs.state)
+
     def idle(self, rank: int) -> None:
         """Nothing is in flight there any more: of its own quiescence a frontend knows best, whatever the last batch said."""
         self._inputs.pig_running[rank] = self._inputs.pig_waiting[rank] = 0

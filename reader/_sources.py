@@ -11,7 +11,7 @@ import numpy
 
 from loadbox.mailbox import GroupReader, MailboxError, MailboxUnsupported, _attach, _files
 from loadbox.mailbox._host import time_ns_inode
-from loadbox.mailbox._names import segment_name
+from loadbox.mailbox._names import list_groups, segment_name
 from loadbox.reader._board import Board
 from loadbox.reader._boards import Boards
 from loadbox.reader._core import CHANGED, RANK_SHIFT, merge
@@ -26,6 +26,8 @@ __all__ = ["Sources"]
 
 _ROW_WORDS = 7  # of GroupReader.dtype: epoch is the sixth, and rank, state and usable share the last
 _INTERVAL_NS = 100_000_000
+_PATIENCE_NS = 30_000_000_000
+"""A group of which nothing is known for so long may be misspelt."""
 _log = logging.getLogger("loadbox")
 
 
@@ -37,7 +39,7 @@ class Sources:
 
     __slots__ = (
         "_board", "_group", "_last_ns", "_next_boards_ns", "_orphan", "_others", "_reader", "_row_words", "_rows", "_told",
-        "_wants_board", "inputs", "ledger", "ranks", "view", "words",
+        "_unknown_until_ns", "_wants_board", "inputs", "ledger", "ranks", "view", "words",
     )  # fmt: skip
 
     def __init__(self, group: str, dp_size: int | None, board: Literal["auto"] | bool) -> None:
@@ -46,6 +48,7 @@ class Sources:
         self._orphan = False
         self._told: set[str] = set()
         self._last_ns = self._next_boards_ns = 0
+        self._unknown_until_ns: int | None = monotonic_ns() + _PATIENCE_NS
         self._board: Board | None = None
         self._others = Boards(group, self.tell)
         self._reader: GroupReader | None = None
@@ -130,8 +133,19 @@ class Sources:
         if self._orphan:
             self._orphan = False
             self._take_words()
+        if self._unknown_until_ns is not None:
+            self._miss_the_group(now_ns, self._unknown_until_ns)
         if self._wants_board:
             self._others.look(self._board.name if self._board else None)
+
+    def _miss_the_group(self, now_ns: int, until_ns: int) -> None:
+        """Say once that nobody has shown up: nothing else would tell a misspelt name from an engine that is still to come."""
+        if self.ranks.any_known() or (self._reader is not None and self._rows["state"].any()):
+            self._unknown_until_ns = None
+        elif now_ns >= until_ns:
+            self._unknown_until_ns = None
+            there = ", ".join(list_groups()[:8]) or "none"
+            self.tell(f"nothing is known of group {self._group} yet: no mailbox on this host and no batch; groups here: {there}")
 
     def _mailboxes_changed(self) -> None:
         inputs = self.inputs

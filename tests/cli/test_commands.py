@@ -105,6 +105,17 @@ def test_clean_touches_only_the_group_it_was_told(groups: Callable[[], str], chi
     assert os.path.exists(f"/dev/shm/loadbox.{other}.0")
 
 
+def test_clean_takes_several_groups(group: str) -> None:
+    for name in ("a", "b", "c"):
+        MailboxWriter(f"{group}-{name}", 0, start_wait=0)._detach()
+    try:
+        said = invoke("clean", "--group", f"{group}-a", "--group", f"{group}-b", "--dry-run")
+        assert said == f"would remove /loadbox.{group}-a.0\nwould remove /loadbox.{group}-b.0\n2 to be removed, 0 kept.\n"
+    finally:
+        for name in ("a", "b", "c"):
+            invoke("clean", "--group", f"{group}-{name}")
+
+
 def test_clean_covers_boards_and_what_is_half_made(group: str) -> None:
     left, half = f"loadbox.{group}.f.0123456789abcdef", f"loadbox.{group}.0"
     for name in (left, half):

@@ -141,6 +141,11 @@ def test_modes_that_others_could_write_with_or_nobody_use(box: Any, group: str, 
         box.MailboxWriter(group, 0, mode=bad)
 
 
+def test_a_mode_in_the_wrong_notation_is_known(box: Any, group: str) -> None:
+    with pytest.raises(ValueError, match=r"^mode 0o1200 is not allowed \(did you mean 0o640\?\): use 0o600"):
+        box.MailboxWriter(group, 0, mode=640)
+
+
 @pytest.mark.parametrize("bad", NO_INT)
 def test_modes_that_are_no_ints(box: Any, group: str, bad: Any) -> None:
     with pytest.raises(TypeError, match=f"^mode must be an int, not {type(bad).__name__}$"):

@@ -251,7 +251,7 @@ def test_a_full_shm(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(_segment.os, "posix_fallocate", full)
-    with pytest.raises(MailboxError, match="/dev/shm is full") as caught:
+    with pytest.raises(MailboxError, match=r"the dispatch board /loadbox\..* cannot be made: /dev/shm is full") as caught:
         view_of(group, 2, board=True)
     assert caught.value.errno == errno.ENOSPC
     view = view_of(group, 2)

@@ -112,6 +112,30 @@ def test_a_restart_between_two_looks(group: str, core: ModuleType, view_of: Call
         assert (kit.in_flight(view), kit.owed(view)) == ([1, 0], [1, 0]), "nothing resurrects, and nothing else goes"
 
 
+def test_a_group_that_nobody_knows_is_told_once(
+    group: str, view_of: Callable[..., LoadReader], kit: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt name looks like engines that are still to come."""
+
+    def said() -> list[str]:
+        return [message for message in caplog.messages if "nothing is known of group" in message]
+
+    monkeypatch.setattr(_sources, "_PATIENCE_NS", 50_000_000)
+    fed, late, lost = view_of(f"{group}-fed", 1), view_of(f"{group}-late", 1), view_of(f"{group}-lost", 1)
+    fed.feed(kit.Batch.of(0, (1, 0, 1, 2)))
+    with MailboxWriter(f"{group}-late", 0, 1):  # SILENT: nothing published, and yet it is there
+        for view in (fed, late, lost):
+            view.loads()
+        kit.until(lambda: lost.loads() and said())
+        time.sleep(0.2)
+        for view in (fed, late, lost):
+            view.loads()
+    assert len(said()) == 1
+    assert said()[0].startswith(f"nothing is known of group {group}-lost yet: no mailbox on this host and no batch; groups here: ")
+    lost.feed(kit.Batch.of(0, (1, 0, 1, 2)))
+    assert lost.loads()[0].source == "piggyback"
+
+
 def test_unsupported_mailboxes(
     group: str, view_of: Callable[..., LoadReader], kit: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,13 @@ def environment(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def away(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("away")
+def away(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Where all of this is done; what was built and found good stays behind in ``$LOADBOX_KEEP_WHEEL``."""
+    folder = tmp_path_factory.mktemp("away")
+    yield folder
+    keep = os.environ.get("LOADBOX_KEEP_WHEEL")
+    if keep and not request.session.testsfailed:
+        shutil.copytree(folder / "dist", keep, dirs_exist_ok=True)
 
 
 @pytest.fixture(scope="module")
