@@ -40,6 +40,8 @@ class Replay:
     title: str
     all: Figures
     kinds: list[tuple[str, Figures]]
+    slowness: float | None = None
+    """How many times as long as modelled its iterations took; None before the first."""
 
     def rows(self) -> Iterator[tuple[str, Figures, bool]]:
         """The rows of a table: a name, figures, and whether their ages are of one source."""
@@ -67,6 +69,7 @@ class Observer:
         """The last report of each."""
         self._options = options
         self._figures = [[Figures() for _ in range(options.frontends)] for _ in options.choosers]
+        self._paces = [[0.0, 0.0] for _ in options.choosers]  # of the iterations in each replay: seconds modelled, and spent
         self._gone: set[int] = set()
         self._ranks = ranks
         self._start = time.monotonic()
@@ -101,12 +104,23 @@ class Observer:
             self.frontend_gone(report.frontend)
 
     def _take_engine(self, report: EngineReport) -> None:
+        before = self.engines.get(report.rank)
+        pace = self._paces[self._running()]
+        pace[0] += report.modelled_s - (before.modelled_s if before else 0.0)
+        pace[1] += report.spent_s - (before.spent_s if before else 0.0)
         self.engines[report.rank] = report
         now = time.monotonic()
         then, iterations = self._marks.setdefault(report.rank, (now, report.iterations))
         if now - then >= _RATE_WINDOW_S:
             self._rates[report.rank] = (report.iterations - iterations) / (now - then)
             self._marks[report.rank] = (now, report.iterations)
+
+    def _running(self) -> int:
+        """The replay that is on: the first that is not over everywhere."""
+        for replay, parts in enumerate(self._figures[:-1]):
+            if not all(figures.total and figures.done for figures in parts):
+                return replay
+        return len(self._figures) - 1
 
     def frontend_gone(self, frontend: int) -> None:
         """A frontend has died: all that it had, and all that it was still to get, is lost.  Its last report may come later."""
@@ -125,8 +139,9 @@ class Observer:
                 self._options.title(replay),
                 Figures.sum_of(parts),
                 [(name, Figures.sum_of(parts[number] for number in kind)) for name, kind in kinds],
+                spent / modelled if modelled else None,
             )
-            for replay, parts in enumerate(self._figures)
+            for replay, (parts, (modelled, spent)) in enumerate(zip(self._figures, self._paces, strict=True))
         ]
 
     def picture(self) -> Picture:

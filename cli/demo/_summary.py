@@ -17,6 +17,7 @@ __all__ = ["print_summary", "summary"]
 
 _SLOW = 1.2
 _LATE_S = 0.01
+_UNEVEN = 1.1
 
 
 def print_summary(console: Console, observer: Observer) -> None:
@@ -63,7 +64,7 @@ def _lines(observer: Observer, replays: list[Replay]) -> Iterator[str]:
     yield f"Mailboxes found as the ranks announced them, by name and epoch: by {found} of {len(frontends)} frontends."
     choices = sum(frontend.choices for frontend in frontends)
     yield f"Choices: {choices:,}{_each(frontend.choose_ns for frontend in frontends)}, all ranks looked at."
-    yield "These costs are medians, measured in the ranks and the frontends as they wake up."
+    yield "These costs are medians, measured in the ranks and the frontends as they wake up; a loop of calls takes much less each."
     yield "TTFT counts from the arrival, the age is that of the loads at a decision; both are in the trace's time."
     yield from _exceptions(observer, replays)
 
@@ -87,6 +88,13 @@ def _exceptions(observer: Observer, replays: list[Replay]) -> Iterator[str]:
     if errors:
         yield f"Publishing failed {errors} times; the ranks served on."
     modelled = sum(engine.modelled_s for engine in engines)
+    paces = [replay.slowness for replay in replays if replay.slowness]
+    if paces and max(paces) > _UNEVEN * min(paces):
+        each = " and ".join(f"{pace:.2f}" for pace in paces)
+        yield (
+            f"Not to be compared: iterations took {each} times as long as modelled in these replays, so this machine was busier "
+            "in one than in another. Run it again, or with a smaller --speed-up."
+        )
     slowness = sum(engine.spent_s for engine in engines) / modelled if modelled else 1.0
     late = max((frontend.late_p99_s or 0.0 for frontend in frontends), default=0.0)
     if slowness > _SLOW or late > _LATE_S:

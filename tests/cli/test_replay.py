@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
+
+import pytest
+from rich.console import Console
 
 from loadbox.cli.demo import _reports
 from loadbox.cli.demo._children import Line
@@ -12,7 +16,8 @@ from loadbox.cli.demo._frontend import mean_age
 from loadbox.cli.demo._observe import Observer
 from loadbox.cli.demo._options import ROUND_ROBIN, Options
 from loadbox.cli.demo._phase import Phase
-from loadbox.cli.demo._reports import FrontendReport, PhaseReport
+from loadbox.cli.demo._reports import EngineReport, FrontendReport, PhaseReport
+from loadbox.cli.demo._summary import print_summary
 from loadbox.cli.demo._trace import Request, split
 from loadbox.mailbox import LoadSnapshot, RankState
 from loadbox.piggyback import BatchTokenIDOutSlim
@@ -121,6 +126,31 @@ def test_frontends_are_shown_by_kind_and_together(group: str) -> None:
         observer.take(report(2, PhaseReport(2, sent=2, served=2), PhaseReport(2)))
         first, second = observer.replays()
         assert (first.all.lost, first.all.ended, second.all.lost) == (0, 5, 2), "a report that was under way when it died"
+    finally:
+        observer.close()
+
+
+def test_replays_of_unequal_pace_are_not_to_be_compared(group: str) -> None:
+    def told(rank: int, modelled: float, spent: float) -> Line:
+        return Line(None, _reports.encode(EngineReport(rank, 1, 0, 1, 0, modelled, spent)), error=False)  # type: ignore[arg-type]
+
+    def lines(observer: Observer) -> str:
+        console = Console(width=400, file=io.StringIO())
+        print_summary(console, observer)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    observer = Observer(options(group, frontends=1, remote=0), [])
+    try:
+        observer.take(report(0, PhaseReport(2, sent=1), PhaseReport(2)))
+        observer.take(told(0, 1.0, 1.0))
+        observer.take(told(1, 1.0, 1.04))
+        assert [replay.slowness for replay in observer.replays()] == [1.02, None]
+        observer.take(report(0, PhaseReport(2, sent=2, served=2), PhaseReport(2, sent=1)))
+        observer.take(told(0, 2.0, 2.1))
+        assert observer.replays()[1].slowness == pytest.approx(1.1)
+        assert "Not to be compared" not in lines(observer)
+        observer.take(told(1, 2.0, 2.34))
+        assert "Not to be compared: iterations took 1.02 and 1.20 times as long as modelled" in lines(observer)
     finally:
         observer.close()
 
