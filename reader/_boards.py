@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loadbox.mailbox import _attach, _files
 from loadbox.mailbox._host import boot_id
 from loadbox.mailbox._layout import ABI_MAJOR, EPOCH_LIMIT, KIND_BOARD, MAGIC, RECORD_OFFSET, SEGMENT_SIZE
+from loadbox.mailbox._watch_py import Watch
 from loadbox.reader._board import board_names
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ class Boards:
     ``told`` is called with a sentence, once a name, for a file that is there and cannot be believed.
     """
 
-    __slots__ = ("_group", "_others", "_skipped", "_told", "words")
+    __slots__ = ("_group", "_listed", "_names", "_others", "_skipped", "_told", "_watch", "words")
 
     def __init__(self, group: str, told: Callable[[str], None]) -> None:
         self._group = group
         self._told = told
         self._others: dict[str, _Other] = {}
         self._skipped: dict[str, int] = {}
+        self._watch = Watch()
+        self._listed = 0  # the directory's generation in which there were these names
+        self._names: frozenset[str] = frozenset()
         self.words: list[memoryview] = []
 
     def look(self, own_name: str | None) -> None:
@@ -49,11 +53,20 @@ class Boards:
         for name, other in list(self._others.items()):
             if not _lives(other):
                 self._drop(name)
-        names = set(board_names(self._group))
+        names = self._there()
         self._skipped = {name: left - 1 for name, left in self._skipped.items() if left and name in names}
         for name in names - self._others.keys() - self._skipped.keys() - {own_name}:
             self._attach(name)
         self.words = [other.words for other in self._others.values()]
+
+    def _there(self) -> frozenset[str]:
+        """The names of boards; a directory that has not changed is not listed again."""
+        self._watch.again()
+        generation = self._watch.generation()
+        if generation != self._listed:
+            self._names = frozenset(board_names(self._group))
+            self._listed = generation
+        return self._names
 
     def _attach(self, name: str) -> None:
         fd = -1

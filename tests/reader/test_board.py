@@ -7,14 +7,14 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from loadbox.mailbox import MailboxError, MailboxWriter, _segment
 from loadbox.mailbox._layout import HEADER, KIND_BOARD, MAGIC, SEGMENT_SIZE, Header
-from loadbox.reader import LoadReader
+from loadbox.reader import LoadReader, _boards
 from loadbox.reader._board import Board, board_names
 
 FRONTEND = """
@@ -242,6 +242,29 @@ def test_what_is_no_board_is_left_out_and_left_alone(
     if make not in {*change, "short", "hole", "uid"} - {"magic"}:  # those are nobody's by their magic: removed with the leftovers
         after = os.stat(path, follow_symlinks=False)
         assert (before.st_ino, before.st_size, before.st_mode) == (after.st_ino, after.st_size, after.st_mode)
+
+
+def test_a_directory_that_has_not_changed_is_not_listed_again(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[str] = []
+    monkeypatch.setattr(_boards, "board_names", lambda group: listed.append(group) or board_names(group))
+    generation = [1]
+    boards = _boards.Boards(group, pytest.fail)
+    boards._watch = SimpleNamespace(again=lambda: None, generation=lambda: generation[0])  # type: ignore[assignment]
+    try:
+        with LoadReader(group, 2) as other:
+            other.choose("a", pinned=1)
+            for _ in range(3):
+                boards.look(None)
+                assert [words[1] for words in boards.words] == [1 << 32 | 1]
+        for _ in range(3):
+            boards.look(None)
+            assert boards.words == [], "the owner is asked all the same"
+        assert listed == [group]
+        generation[0] = 2
+        boards.look(None)
+        assert listed == [group] * 2
+    finally:
+        boards.close()
 
 
 def test_a_full_shm(
