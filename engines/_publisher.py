@@ -19,14 +19,14 @@ import os
 import threading
 import weakref
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loadbox.mailbox import MailboxError, MailboxUnsupported, MailboxWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sized
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from typing_extensions import Self
 
@@ -292,11 +292,12 @@ class _NoMailbox(Exception):
     """There is none to publish to."""
 
 
-def _in_order(num_running: int, num_waiting: int, kv_active_pages: int, kv_total_pages: int) -> tuple[int, int, int, int]:
-    return num_running, num_waiting, kv_active_pages, kv_total_pages
+_NOT_GIVEN: Any = object()
 
 
-_in_order.__qualname__ = "publish"  # by which errors call it
+def _wrong_number(*load: object) -> TypeError:
+    given = sum(number is not _NOT_GIVEN for number in load)
+    return TypeError(f"publish() takes num_running, num_waiting, kv_active_pages and kv_total_pages, {given} given")
 
 
 def _guarded(store: Publish, failed: Callable[[Exception], None]) -> tuple[Publish, PublishLengths, Use]:
@@ -307,12 +308,24 @@ def _guarded(store: Publish, failed: Callable[[Exception], None]) -> tuple[Publi
 
     store_lengths: PublishLengths = count
 
-    def publish(*load: int, **named: int) -> None:
+    # A call with another number of arguments gets in, too, to be dropped and not to be the engine's trouble.  (**named would double
+    # the time: a name that there is not is a TypeError as of any function.)
+    def publish(
+        num_running: int = _NOT_GIVEN,
+        num_waiting: int = _NOT_GIVEN,
+        kv_active_pages: int = _NOT_GIVEN,
+        kv_total_pages: int = _NOT_GIVEN,
+        *more: int,
+    ) -> None:
         """Publish one iteration's load, as ``MailboxWriter.publish``; never raises an ``Exception`` and never waits."""
         try:
-            store(*(_in_order(*load, **named) if named else load))
+            if more or kv_total_pages is _NOT_GIVEN:
+                raise _wrong_number(num_running, num_waiting, kv_active_pages, kv_total_pages, *more)
+            store(num_running, num_waiting, kv_active_pages, kv_total_pages)
         except Exception as error:
             failed(error)
+
+    publish.__qualname__ = "LoadPublisher.publish"
 
     def publish_lengths(running: Sized, waiting: Sized, more_waiting: Sized, kv_active_pages: int, kv_total_pages: int) -> None:
         """As ``publish``, given the requests themselves: what runs, and what waits in two queues."""

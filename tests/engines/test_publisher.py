@@ -75,9 +75,8 @@ class Own(LoadPublisher):
         ((), {}),
         ((1, 2, 3), {}),
         ((1, 2, 3, 4, 5), {}),
-        ((1, 2, 3), {"total": 4}),
-        ((1, 2, 3, 4), {"kv_total_pages": 4}),
         ((), {"num_running": 1}),
+        ((1, 2), {"kv_active_pages": 1}),
     ],
     ids=repr,
 )
@@ -101,6 +100,12 @@ def test_another_number_of_arguments(
     with kind("no group!", 0) as publisher:
         publisher.publish(*load, **named)
         assert publisher.dropped == 1
+
+
+@pytest.mark.parametrize(("load", "named"), [((1, 2, 3), {"total": 4}), ((1, 2, 3, 4), {"kv_total_pages": 4})], ids=repr)
+def test_names_that_there_are_not(group: str, load: tuple[int, ...], named: dict[str, int]) -> None:
+    with LoadPublisher(group, 0, 1) as publisher, pytest.raises(TypeError, match=r"^LoadPublisher\.publish\(\) got "):
+        publisher.publish(*load, **named)
 
 
 def test_a_load_given_as_what_runs_and_waits(group: str, caplog: pytest.LogCaptureFixture, at_once: None) -> None:
