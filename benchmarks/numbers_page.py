@@ -126,7 +126,24 @@ def staleness() -> str:
     return table(["", *keys.values()], rows)
 
 
-PARTS = (machine, ratios, peers, faults, verdict, latency, propagation, staleness)
+def vllm() -> str:
+    """What an iteration of vLLM's scheduler costs more."""
+
+    def more(median: float, low: float, high: float) -> str:
+        return f"{(median - 1) * 100:+.1f} ({(low - 1) * 100:+.1f} to {(high - 1) * 100:+.1f})"
+
+    rows = [
+        [
+            row["measured"], row["mode"], str(row["batch"]), time_of(row["own_ns"]), more(*row["mailbox_ratio"]),
+            more(*row["control_ratio"]), "{} ({} to {})".format(*(f"{ns / 1e3:.1f}" for ns in row["cost_ns"])),
+        ]
+        for row in load("vllm")["rows"]
+    ]  # fmt: skip
+    headings = ["of what", "scheduling", "batch", "without", "mailbox, % (95 %)", "control, % (95 %)", "mailbox, µs (95 %)"]
+    return table(headings, rows, left=2)
+
+
+PARTS = (machine, ratios, peers, faults, verdict, latency, propagation, staleness, vllm)
 
 
 def filled(text: str) -> str:

@@ -214,8 +214,8 @@ def measure(batches: list[int], rounds: int) -> dict[str, Rounds]:
             try:
                 for measured, work in (("scheduler alone", bench.scheduler_alone), ("core step", bench.core_steps)):
                     for batch in batches:
-                        # Fewer of the long ones, whose noise is smaller beside them.
-                        times = max(rounds // 4, 2) if batch > 8 else rounds
+                        # Fewer of the long ones, which would take most of the time.
+                        times = max(rounds // 3, 2) if batch > 8 else rounds
                         found[f"{measured},{mode},{batch}"] = [bench.round(work, batch, n) for n in range(times + 1)][1:]
                 assert bench.scheduler._loadbox.dropped == 0
             finally:
