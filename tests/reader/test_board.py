@@ -246,13 +246,13 @@ def test_what_is_no_board_is_left_out_and_left_alone(
 
 def test_a_directory_that_has_not_changed_is_not_listed_again(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[str] = []
-    monkeypatch.setattr(_boards, "board_names", lambda group: listed.append(group) or board_names(group))
     generation = [1]
     boards = _boards.Boards(group, pytest.fail)
     boards._watch = SimpleNamespace(again=lambda: None, generation=lambda: generation[0])  # type: ignore[assignment]
     try:
         with LoadReader(group, 2) as other:
             other.choose("a", pinned=1)
+            monkeypatch.setattr(_boards, "board_names", lambda group: listed.append(group) or board_names(group))
             for _ in range(3):
                 boards.look(None)
                 assert [words[1] for words in boards.words] == [1 << 32 | 1]
