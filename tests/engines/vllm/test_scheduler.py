@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rig import Rig, make_config, make_scheduler, rank_config, truth
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
@@ -139,15 +140,17 @@ def test_the_mailbox_is_the_scheduler(configs: dict[bool, Any], group: str, asyn
         assert reader.state() is RankState.CLOSED
 
 
-@pytest.mark.parametrize("priority", [False, True], ids=["counted by vLLM", "priority queues"])
+@pytest.mark.parametrize("other", ["counts", "free blocks", "priority queues"])
 def test_counts_that_are_not_the_known_ones(
-    model: Path, configs: dict[bool, Any], group: str, priority: bool, monkeypatch: pytest.MonkeyPatch
+    model: Path, configs: dict[bool, Any], group: str, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if priority:
+    config = configs[False]
+    if other == "priority queues":
         config = make_config(model, asynchronous=False, policy="priority")
-    else:
-        config = configs[False]
+    elif other == "counts":
         monkeypatch.setattr(Scheduler, "get_request_counts", lambda self: (len(self.running), truth(self)[1]))
+    else:  # kept elsewhere: where they were, nothing is to be believed any more
+        monkeypatch.setattr(BlockPool, "get_num_free_blocks", lambda self: int(str(self.free_block_queue.num_free_blocks)))
     scheduler = make_scheduler(rank_config(config, loadbox_group=group))
     assert not scheduler._loadbox_publish_lengths
     with MailboxReader(group, 0) as reader:
@@ -212,7 +215,9 @@ def refuse(*args: object, **kwargs: object) -> Any:
 
 
 @MODES
-@pytest.mark.parametrize("fault", ["publish", "store", "constructor", "counts", "pool", "rank", "instance", "scheduler-config"])
+@pytest.mark.parametrize(
+    "fault", ["publish", "store", "constructor", "counts", "pool", "queue", "rank", "instance", "scheduler-config"]
+)
 def test_no_error_of_ours_reaches_the_engine(
     configs: dict[bool, Any], expected: dict[bool, list[str]], group: str, asynchronous: bool, fault: str,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -238,10 +243,13 @@ def test_no_error_of_ours_reaches_the_engine(
         scheduler.get_request_counts = Without(scheduler.get_request_counts, "__call__")
     if fault == "pool":
         scheduler.kv_cache_manager = Without(scheduler.kv_cache_manager, "block_pool")
+    if fault == "queue":  # it was there when the adapter looked, and is replaced later
+        pool = scheduler.kv_cache_manager.block_pool
+        pool.free_block_queue = Without(pool.free_block_queue, "num_free_blocks")
     with MailboxReader(group, 0) as reader:
         if fault != "scheduler-config" or not asynchronous:
             assert drive(scheduler) == expected[asynchronous]
-        if fault in ("counts", "pool"):  # it was LIVE and idle before, and must not be shown so for ever
+        if fault in ("counts", "pool", "queue"):  # it was LIVE and idle before, and must not be shown so for ever
             assert (reader.read(), reader.state()) == (None, RankState.SILENT)
         if fault in ("constructor", "rank", "instance"):
             assert reader.state() is RankState.ABSENT
