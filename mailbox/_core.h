@@ -78,6 +78,12 @@ uint64_t watch_generation(watch *w);
 
 enum { FULL_CHECK = 20 }; /* intervals for which the directory's word is enough */
 
+/* Between half of that and all of it, by the phase, so that the full checks of many ranks do not fall into one read. */
+static inline int64_t full_check_at(int64_t now, int64_t interval_ns, int64_t phase_ns)
+{
+    return interval_ns < INT64_MAX / 2 / FULL_CHECK ? now + FULL_CHECK * interval_ns - FULL_CHECK / 2 * phase_ns : INT64_MAX;
+}
+
 /* One rank as a reader sees it.  Times are CLOCK_MONOTONIC, ns.  What a quiet read needs stands first. */
 typedef struct {
     const lbx_segment *seg; /* NULL: not attached */

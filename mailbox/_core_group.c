@@ -54,7 +54,7 @@ static int discover(group *self, int64_t now)
     found = PyObject_CallMethod((PyObject *)self, "_discover", NULL);
     if (found == NULL)
         return -1;
-    self->full_discovery_ns = now + FULL_CHECK * self->interval_ns;
+    self->full_discovery_ns = full_check_at(now, self->interval_ns, 0);
     self->discovered = generation;
     size = PyLong_AsSsize_t(found);
     Py_DECREF(found);

@@ -223,7 +223,7 @@ int slot_look(slot *s, int64_t now, int64_t interval_ns, watch *w, PyObject *own
         s->next_check_ns = interval_ns == 0 ? 0 : now + interval_ns - (s->next_check_ns ? 0 : s->phase_ns);
         generation = w != NULL ? watch_generation(w) : 0;
         if (w == NULL || !unchanged(s, now, generation)) {
-            s->full_check_ns = now + FULL_CHECK * interval_ns - FULL_CHECK / 2 * s->phase_ns;
+            s->full_check_ns = full_check_at(now, interval_ns, s->phase_ns);
             changed = check(s, generation, owner, rank);
             if (changed < 0)
                 return -1;
