@@ -8,9 +8,11 @@ Every statement runs once in each of many short rounds, in turn, so that a noisy
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
+import statistics
 import struct
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _measure import Timing, ratio, side_by_side
+from _measure import Timing, at_a_pace, distribution, ratio, side_by_side
 from _results import facts
 from rich.console import Console
 from rich.table import Table
@@ -38,7 +40,7 @@ while True:
 """
 
 
-def floor(*arguments: object) -> dict[str, float] | None:
+def floor(*arguments: object) -> dict[str, Any] | None:
     """Run the C program on loadbox.h alone; None where there is no compiler."""
     with tempfile.TemporaryDirectory() as folder:
         program = os.path.join(folder, "floor")
@@ -48,7 +50,7 @@ def floor(*arguments: object) -> dict[str, float] | None:
         except (OSError, subprocess.CalledProcessError):
             return None
         done = subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True)
-        result: dict[str, float] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(done.stdout)
         return result
 
 
@@ -82,6 +84,41 @@ def calls(group: str) -> dict[str, Timing]:
             each.close()
 
 
+Row = tuple[str, float, str, float, "float | None"]
+
+
+def above_the_floor(called: dict[str, float], bare: dict[str, Any] | None, trip: dict[str, Any] | None) -> list[Row]:
+    """How far calls from Python are from the bare latch, and from one cache line's way to another core and back."""
+    rows: list[Row] = []
+    for what, ns in called.items():
+        if bare:
+            rows.append((f"{what}, from Python", ns, "the bare latch in C", ns / bare[what.split(",")[0]], None))
+        if trip and trip["round_trip"]:
+            rows.append((f"{what}, from Python", ns, "a cache line's round trip", ns / trip["round_trip"], None))
+    if trip and trip["round_trip"]:
+        rows.append(("a cache line to another core and back", trip["round_trip"], "same", 1.0, None))
+    return rows
+
+
+def at_a_routers_pace(group: str) -> list[Row]:
+    """A group read every 10 and every 150 ms against one after the other: cold caches, and looks whether writers live are due."""
+    rows: list[Row] = []
+    for size in (8, 64, 256):
+        with contextlib.ExitStack() as stack:
+            for rank in range(size):
+                stack.enter_context(MailboxWriter(f"{group}-{size}", rank, size)).publish(7, 3, 12345, 99999)
+            reader = stack.enter_context(GroupReader(f"{group}-{size}", size))
+            out = reader.read()
+            hot = distribution(lambda: reader.read(out), "call()").median  # noqa: B023
+            for every_s, calls in ((0.01, 200), (0.15, 20)):
+                ns = statistics.median(
+                    at_a_pace(lambda: reader.read(out), every_s=every_s, calls=calls // 5)  # noqa: B023
+                    for _ in range(5)
+                )
+                rows.append((f"group read, {size} ranks, every {every_s * 1e3:.0f} ms", ns, "without pause", ns / hot, None))
+    return rows
+
+
 def publish_under_readers(group: str) -> tuple[float, float]:
     """Median ns of a publish with no reader, and with READERS processes that read without pause."""
     with MailboxWriter(group, 0, 1) as writer:
@@ -108,7 +145,7 @@ def main() -> None:
     arguments = options.parse_args()
     group = f"bench-{os.getpid()}"
     t = calls(group)
-    rows: list[tuple[str, float, str, float, float | None]] = [
+    rows: list[Row] = [
         ("publish", t["publish"].median_ns, "pack_into", ratio(t["publish"], t["pack_into"]), 0.65),
         ("read, unchanged", t["read"].median_ns, "unpack_from", ratio(t["read"], t["unpack_from"]), 0.3),
     ]
@@ -124,6 +161,9 @@ def main() -> None:
             for what in ("publish", "read"):
                 ns = bare[prefix + what]
                 rows.append((f"bare latch in C, {what}, {how}", ns, "48-byte copy", ns / copy, None if prefix else 3.0))
+    called = {"publish": t["publish"].median_ns, "read, each a new snapshot": rows[2][1]}
+    rows += above_the_floor(called, bare, floor("trip"))
+    rows += at_a_routers_pace(f"{group}-pace")
     alone, crowded = publish_under_readers(f"{group}-crowd")
     rows.append((f"publish, {READERS} readers at full speed", crowded, "publish alone", crowded / alone, None))
     line = floor("contend", 1, READERS)
@@ -137,7 +177,7 @@ def main() -> None:
         Path(arguments.json).write_text(json.dumps({**facts(), "rows": figures}, indent=1) + "\n")
 
 
-def show(rows: list[tuple[str, float, str, float, float | None]], t: dict[str, Timing]) -> None:
+def show(rows: list[Row], t: dict[str, Timing]) -> None:
     """Print the table; where more was asked than is reached it says so."""
     base = f"pack_into {t['pack_into'].median_ns:.0f} ns, unpack_from {t['unpack_from'].median_ns:.0f} ns"
     table = Table(title=f"mailbox, core {_seqlock.BACKEND!r} ({base})", title_justify="left")

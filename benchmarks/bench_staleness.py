@@ -13,7 +13,8 @@ asked about every rank:
 
 The ways: **mailbox** (published after scheduling and after each iteration); **every ten** iterations; **piggyback** (rides on the
 batches that this frontend gets, 1 ms on the way); **coordinator** (ranks report changes, rebroadcast every 100 ms); **poll** (asked
-at the decision, answered between two iterations); **scrape** (every second).
+at the decision, answered between two iterations, 1 ms each way; compared with the truth when the answer is there); **scrape**
+(every second).
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Rank:
     def __init__(self) -> None:
         self.scheduler = Scheduler(ModelConfig())
         self.inbox: list[tuple[int, int, int]] = []
+        self.asked: list[float] = []  # when those polls were sent that wait for the iteration's end
         self.iteration: Iteration | None = None
         self.ends = 0.0
         self.iterations = 0
@@ -107,8 +109,9 @@ def run(seconds: float, seed: int) -> dict[str, dict[str, list[float]]]:
         if what == "decide":
             held = [sum(rank.scheduler.load()[:2]) + len(rank.inbox) for rank in ranks]
             truth = [here + sent for here, sent in zip(held, on_the_way, strict=True)]
-            for rank, true in zip(ranks, truth, strict=True):
+            for number, (rank, true) in enumerate(zip(ranks, truth, strict=True)):
                 look(rank, frontend_of[about], now, true, samples)
+                at(now + TRANSIT_S, "ask", (number, now))
             chosen = min(range(RANKS), key=lambda r: (truth[r], r))
             on_the_way[chosen] += 1
             at(now + TRANSIT_S, "arrive", (chosen, about))
@@ -125,9 +128,23 @@ def run(seconds: float, seed: int) -> dict[str, dict[str, list[float]]]:
             rank = ranks[about]
             for frontend in rank.end(now, frontend_of):
                 at(now + TRANSIT_S, "batch", (about, frontend, rank.known["last"]))
+            for since in rank.asked:
+                at(now + TRANSIT_S, "answer", (about, since, rank.known["last"]))
+            rank.asked.clear()
             rank.begin(now)
             if rank.iteration is not None:
                 at(rank.ends, "end", about)
+        elif what == "ask":
+            number, since = about
+            if ranks[number].iteration is None:
+                at(now + TRANSIT_S, "answer", (number, since, (now, ranks[number].scheduler.load())))
+            else:
+                ranks[number].asked.append(since)
+        elif what == "answer":
+            number, since, report = about
+            rank = ranks[number]
+            true = sum(rank.scheduler.load()[:2]) + len(rank.inbox) + on_the_way[number]
+            note(samples["poll"], rank, report, now, true, now - since)
         elif what == "batch":
             number, frontend, report = about
             ranks[number].piggyback[frontend] = report
@@ -138,22 +155,22 @@ def run(seconds: float, seed: int) -> dict[str, dict[str, list[float]]]:
 
 
 def look(rank: Rank, frontend: int, now: float, true: int, samples: dict[str, dict[str, list[float]]]) -> None:
-    """Ask every way about one rank."""
-    load = rank.scheduler.load()
+    """Look into everything that is at hand about one rank."""
     known = {**rank.known, "piggyback": rank.piggyback[frontend]}
     for way in WAYS:
-        wait = 0.0
-        if way == "poll":
-            wait = (rank.ends - now if rank.iteration is not None else 0.0) + 2 * TRANSIT_S
-            when, said = now, load  # what it will be by then is not known now; of the present state it errs in nothing
-        else:
-            when, said = known[way]
-        found = samples[way]
-        # An idle rank's last word is as true as a new one.
-        found["age"].append(0.0 if said == load and not sum(load[:2]) else (now - when) * 1e3)
-        found["requests off"].append(abs(true - said[0] - said[1]))
-        found["pages off"].append(100.0 * abs(load[2] - said[2]) / load[3])
-        found["waits"].append(wait * 1e3)
+        if way != "poll":
+            note(samples[way], rank, known[way], now, true, 0.0)
+
+
+def note(found: dict[str, list[float]], rank: Rank, report: Report, now: float, true: int, waited: float) -> None:
+    """One report about one rank against the truth of now."""
+    when, said = report
+    load = rank.scheduler.load()
+    # An idle rank's last word is as true as a new one.
+    found["age"].append(0.0 if said == load and not sum(load[:2]) else (now - when) * 1e3)
+    found["requests off"].append(abs(true - said[0] - said[1]))
+    found["pages off"].append(100.0 * abs(load[2] - said[2]) / load[3])
+    found["waits"].append(waited * 1e3)
 
 
 def main() -> None:

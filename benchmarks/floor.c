@@ -1,13 +1,14 @@
 /* The floor: loadbox.h alone, without Python.  Prints one JSON object of nanoseconds.
  *
  *   floor latch              the bare latch against a plain 48-byte copy
- *   floor trip               one cache line to another core and back, as two threads bounce it
+ *   floor trip               one cache line to another core and back, as two threads bounce it, each on its core; null if there is one
  *   floor count WHAT N       N publishes or reads and nothing else, for a counter of instructions
  *   floor contend SECONDS N  one writer storing to one bare cache line that N threads read without pause, and the latch likewise */
 #define _GNU_SOURCE
 #include "loadbox.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -136,16 +137,49 @@ static void *return_ball(void *unused)
     return NULL;
 }
 
-/* The median of short rounds: in one of them a thread may have been off its core. */
+/* The first and the last core that this process may run on; 0 if there is only one. */
+static int two_cores(int *first, int *last)
+{
+    cpu_set_t mine;
+    int c;
+
+    *first = *last = -1;
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0)
+        return 0;
+    for (c = 0; c < CPU_SETSIZE; c++)
+        if (CPU_ISSET(c, &mine)) {
+            *first = *first < 0 ? c : *first;
+            *last = c;
+        }
+    return *first != *last;
+}
+
+static int pin(pthread_t thread, int core)
+{
+    cpu_set_t one;
+
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    return pthread_setaffinity_np(thread, sizeof one, &one) == 0;
+}
+
+/* The median of short rounds: in one of them a thread may have been off its core.  Negative without two cores. */
 static double round_trip(void)
 {
     enum { TRIPS = 10000 };
     static double rounds[ROUNDS];
     pthread_t thread;
     uint64_t trips = 0;
-    int r, i;
+    int r, i, first, last;
 
+    if (!two_cores(&first, &last))
+        return -1;
     pthread_create(&thread, NULL, return_ball, NULL);
+    if (!pin(pthread_self(), first) || !pin(thread, last)) {
+        stop = 1;
+        pthread_join(thread, NULL);
+        return -1;
+    }
     for (r = 0; r < ROUNDS; r++) {
         double start = now_ns();
         for (i = 0; i < TRIPS; i++, trips++) {
@@ -176,7 +210,11 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc == 2 && strcmp(argv[1], "trip") == 0) {
-        printf("{\"round_trip\": %.2f}\n", round_trip());
+        double ns = round_trip();
+        if (ns < 0)
+            puts("{\"round_trip\": null}");
+        else
+            printf("{\"round_trip\": %.2f}\n", ns);
         return 0;
     }
     if (argc == 2 && strcmp(argv[1], "latch") == 0) {

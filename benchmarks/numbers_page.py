@@ -58,6 +58,13 @@ def ratios() -> str:
     return table(["call", "median", "against", "ratio", "asked, at most"], rows)
 
 
+def times_of(figure: float | None, own: float) -> str:
+    """A peer's time, and how many times loadbox's."""
+    ratio = 1.0 if figure is None else figure / own
+    times = f" ({ratio:,.0f}x)" if ratio >= 100 else f" ({ratio:.2g}x)"
+    return time_of(figure) + ("" if ratio == 1.0 else times)
+
+
 def peers() -> str:
     """Times and the ratio to loadbox's."""
     figures = load("peers")["figures"]
@@ -65,15 +72,21 @@ def peers() -> str:
     columns = ("publish_ns", "publish_loaded_p99_ns", "read_ns", "read_loaded_p99_ns", "read_all_ns")
     rows = []
     for peer in figures.values():
-        cells = []
-        for column in columns:
-            ratio = 1.0 if peer[column] is None else peer[column] / own[column]
-            times = f" ({ratio:,.0f}x)" if ratio >= 100 else f" ({ratio:.2g}x)"
-            cells.append(time_of(peer[column]) + ("" if ratio == 1.0 else times))
+        cells = [times_of(peer[column], own[column]) for column in columns]
         torn = f"{peer['torn']:,} of {peer['reads']:,}" if peer["torn"] else "none"
         rows.append([peer["name"], *cells, torn])
     headings = ["", "publish", "with a busy reader, p99", "read", "with a busy writer, p99", "read of 64 ranks", "torn reads"]
     return table(headings, rows)
+
+
+def paced() -> str:
+    """The same peers when they are read at a router's pace."""
+    from peers_report import PACED
+
+    figures = load("peers")["figures"]
+    own = figures["LoadboxC"]
+    rows = [[peer["name"], *(times_of(peer[column], own[column]) for column in PACED)] for peer in figures.values()]
+    return table(["", *PACED.values()], rows)
 
 
 def faults() -> str:
@@ -143,7 +156,7 @@ def vllm() -> str:
     return table(headings, rows, left=2)
 
 
-PARTS = (machine, ratios, peers, faults, verdict, latency, propagation, staleness, vllm)
+PARTS = (machine, ratios, peers, paced, faults, verdict, latency, propagation, staleness, vllm)
 
 
 def filled(text: str) -> str:

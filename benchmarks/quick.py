@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench_mailbox import floor
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -30,29 +29,8 @@ def rows_of(name: str, options: list[str]) -> list[dict[str, Any]]:
         return rows
 
 
-def above_the_floor(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How far the calls from Python are from the bare latch, and from one cache line's way to another core and back."""
-    bare, trip = floor("latch"), floor("trip")
-    if bare is None or trip is None:
-        return []
-    found = []
-    for call, ns in (("publish", bare["publish"]), ("read, each a new snapshot", bare["read"])):
-        python = next(row["median_ns"] for row in rows if row["what"] == call)
-        found.append({"what": f"{call}, from Python", "median_ns": python, "against": "the bare latch in C", "ratio": python / ns})
-        against = "a cache line to another core and back"
-        found.append(
-            {"what": f"{call}, from Python", "median_ns": python, "against": against, "ratio": python / trip["round_trip"]}
-        )
-    return found
-
-
-def main() -> None:
-    """Run everything and print the table."""
-    rows: list[dict[str, Any]] = []
-    for name, options in track(SETS.items(), description="measuring", console=Console(stderr=True), transient=True):
-        rows += rows_of(name, options)
-        if name == "mailbox":
-            rows += above_the_floor(rows)
+def table_of(rows: list[dict[str, Any]]) -> tuple[Table, int]:
+    """One table, and how many of the ratios are not as asked."""
     table = Table(title="ratios of medians, side by side in one run", title_justify="left")
     for heading in ("call", "ns", "against", "ratio", "asked", ""):
         table.add_column(heading, justify="right" if heading in ("ns", "ratio", "asked") else "left")
@@ -64,6 +42,15 @@ def main() -> None:
         asked = "" if limit is None else f"<= {limit:g}"
         verdict = "" if limit is None else "yes" if met else "NOT REACHED"
         table.add_row(row["what"], f"{row['median_ns']:,.0f}", row["against"], f"{row['ratio']:.2f}", asked, verdict)
+    return table, missed
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    rows: list[dict[str, Any]] = []
+    for name, options in track(SETS.items(), description="measuring", console=Console(stderr=True), transient=True):
+        rows += rows_of(name, options)
+    table, missed = table_of(rows)
     console = Console(width=None if Console().is_terminal else 150)
     console.print(table)
     console.print("everything that was asked is reached" if not missed else f"NOT REACHED: {missed}")

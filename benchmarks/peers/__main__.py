@@ -90,7 +90,7 @@ def main() -> None:
     if arguments.one:
         print(json.dumps(one(arguments.one, Effort(**json.loads(arguments.effort)), arguments.seed)))
         return
-    effort = Effort(trials=2) if arguments.quick else Effort(trials=4)
+    effort = Effort(trials=2, paced=4) if arguments.quick else Effort(trials=4, paced=10)
     kinds = [kind for kind in PEERS if kind.quick or not arguments.quick]
     passes: dict[str, list[dict[str, Any]]] = {kind.__name__: [] for kind in kinds}
     missing: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """One side of a peer in a process of its own: ``python child.py PEER ROLE PLACE RANKS ARGUMENT``.
 
 write HZ        publish (i, 2i, 3i, 4i) so often, 0: without pause; says "ready", then its count of publishes every 0.1 s
+write-all HZ    the same for all ranks, HZ 0: once, and then lives on; says "ready"
 read            read rank 0 without pause; says "ready", then its count of reads every 0.1 s
 once            read rank 0 once and print it as JSON
 """
@@ -40,6 +41,16 @@ def main() -> None:
         publish(1, 2, 3, 4)
         print("ready", flush=True)
         _count(lambda i: publish(i, 2 * i, 3 * i, 4 * i), 1 / int(argument) if int(argument) else 0.0)
+    if role == "write-all":
+        publishers = [peer.writer(rank, int(ranks)) for rank in range(int(ranks))]
+        i = 0
+        while True:
+            i += 1
+            for publish in publishers:
+                publish(i, 2 * i, 3 * i, 4 * i)
+            if i == 1:
+                print("ready", flush=True)
+            time.sleep(1 / int(argument) if int(argument) else 3600.0)
     read = peer.reader(0, int(ranks))
     if role == "once":
         end = time.monotonic() + 1

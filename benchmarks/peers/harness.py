@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from _measure import distribution  # the folder above has no package
+from _measure import at_a_pace, distribution  # the folder above has no package
 from peer import Peer
 
 __all__ = ["Effort", "Figures", "measure"]
@@ -40,6 +41,7 @@ class Effort:
     torn_s: float = 1.0
     trials: int = 4
     ranks: int = 64
+    paced: int = 6
 
 
 @dataclass
@@ -56,6 +58,12 @@ class Figures:
     read_loaded_ns: float | None = None
     read_loaded_p99_ns: float | None = None
     read_all_ns: float | None = None
+    paced_10_ns: float | None = None
+    paced_150_ns: float | None = None
+    paced_all_1_ns: float | None = None
+    paced_all_10_ns: float | None = None
+    paced_all_150_ns: float | None = None
+    paced_idle_150_ns: float | None = None
     torn: int = 0
     reads: int = 0
     after_kill: dict[str, int] = field(default_factory=dict)
@@ -112,7 +120,7 @@ def _draining(process: subprocess.Popen[str]) -> Iterator[list[int]]:
 def _timed(call: Callable[..., object], statement: str, effort: Effort) -> tuple[float, float]:
     """(median, p99) in ns."""
     found = distribution(call, statement, seconds=effort.round_s, rounds=effort.rounds)
-    return found.median, found.p99
+    return found.median, found.maximum if found.p99 is None else found.p99
 
 
 def _torn(found: Any) -> bool:
@@ -153,6 +161,7 @@ def measure(kind: type[Peer], effort: Effort, seed: int) -> Figures:
     figures = Figures(kind.name, kind.guarded)
     dice = random.Random(seed)
     _calls(kind, effort, figures)
+    _paced(kind, effort, figures)
     _faults(kind, effort, dice, figures)
     return figures
 
@@ -189,6 +198,35 @@ def _calls(kind: type[Peer], effort: Effort, figures: Figures) -> None:
         read_all = peer.reader_of_all(effort.ranks)
         read_all()
         figures.read_all_ns, _ = _timed(read_all, _READ, effort)
+
+
+def _paced(kind: type[Peer], effort: Effort, figures: Figures) -> None:
+    """Reads at a router's pace: between two of them the caches grow cold, and whatever a reader does now and then falls due."""
+    ranks = effort.ranks if kind.many else 1
+    for hertz in (100, 0):
+        with _place(kind, ranks) as peer, _child(kind, "write-all", peer.place, ranks, hertz):
+            one, every = peer.reader(0, ranks), peer.reader_of_all(ranks) if kind.many else None
+            end = time.monotonic() + 5
+            while one() is None and time.monotonic() < end:
+                time.sleep(0.001)
+            if not hertz:
+                figures.paced_idle_150_ns = _at(every, 150, effort)
+                continue
+            figures.paced_10_ns, figures.paced_150_ns = _at(one, 10, effort), _at(one, 150, effort)
+            figures.paced_all_1_ns, figures.paced_all_10_ns = _at(every, 1, effort), _at(every, 10, effort)
+            figures.paced_all_150_ns = _at(every, 150, effort)
+
+
+def _at(read: Callable[[], object] | None, every_ms: int, effort: Effort) -> float | None:
+    """Mean ns, as the median of three, in which what else the machine ran for a moment does not count."""
+    if read is None:
+        return None
+    read()
+    before = time.monotonic()
+    read()
+    slow = (time.monotonic() - before) * 1000 > every_ms  # it cannot be read at that pace: few calls will do
+    calls = effort.paced + (0 if slow else effort.paced * 15 // every_ms)
+    return statistics.median(at_a_pace(read, every_s=every_ms / 1000, calls=calls) for _ in range(3))
 
 
 def _faults(kind: type[Peer], effort: Effort, dice: random.Random, figures: Figures) -> None:

@@ -114,13 +114,15 @@ class LockedSharedMemory(Peer):
     """``multiprocessing.shared_memory`` under an exclusive flock, which processes that are not each other's children can share."""
 
     name = "shared_memory + lock"
+    made = False
 
     def prepare(self, ranks: int) -> None:
         self.kept.append(shared_memory.SharedMemory(self.place, create=True, size=64 * ranks))
+        self.made = True
 
     def _open(self) -> tuple[Any, int]:
         memory = shared_memory.SharedMemory(self.place)
-        if not self.kept:  # else this is the process that made it: every other would remove it for all when it ends
+        if not self.made:  # else this is the process that made it: every other would remove it for all when it ends
             resource_tracker.unregister(memory._name, "shared_memory")  # type: ignore[attr-defined]
         self.kept.append(memory)
         return memory.buf, os.open(f"/dev/shm/{self.place}", os.O_RDWR)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import random
 import shutil
 import socket
 import struct
@@ -168,6 +169,17 @@ class Redis(Peer):
             os.unlink(self.socket)
 
 
+def _are_free(port: int, count: int) -> bool:
+    """Nobody listens on any of them: a range below that from which the kernel takes ports for others."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for number in range(port, port + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+        except OSError:
+            return False
+    return True
+
+
 class PrometheusScrape(Peer):
     """Four gauges a rank, each rank its own endpoint, scraped and parsed for every read."""
 
@@ -182,10 +194,9 @@ class PrometheusScrape(Peer):
             raise Missing("prometheus_client is not installed") from None
 
     def prepare(self, ranks: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            with open(f"{tempfile.gettempdir()}/{self.place}.port", "w") as file:
-                file.write(str(probe.getsockname()[1]))
+        port = next(port for port in iter(lambda: random.randrange(20_000, 30_000), None) if _are_free(port, ranks))
+        with open(f"{tempfile.gettempdir()}/{self.place}.port", "w") as file:
+            file.write(str(port))
 
     @property
     def port(self) -> int:

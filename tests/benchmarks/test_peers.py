@@ -30,7 +30,7 @@ def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def tiny(harness: ModuleType) -> Any:
-    return harness.Effort(round_s=0.005, rounds=1, torn_s=0.3, trials=1, ranks=3)
+    return harness.Effort(round_s=0.005, rounds=1, torn_s=0.3, trials=1, ranks=3, paced=1)
 
 
 @pytest.mark.parametrize("name", ["LoadboxC", "UnprotectedMmap"])
@@ -38,7 +38,7 @@ def test_a_peer_is_measured(peers: SimpleNamespace, name: str) -> None:
     before = set(os.listdir("/dev/shm"))
     kind = peers.catalogue.peer_named(name)
     figures = peers.harness.measure(kind, tiny(peers.harness), 1)
-    for column in peers.peers_report._COLUMNS:
+    for column in (*peers.peers_report._COLUMNS, *peers.peers_report.PACED):
         assert getattr(figures, column) > 0, column
     assert figures.reads > 1000
     if figures.guarded:
@@ -86,13 +86,16 @@ def test_who_is_missing_is_left_out_with_a_word(peers: SimpleNamespace, monkeypa
 
 
 def test_the_verdict(peers: SimpleNamespace) -> None:
-    own = dict.fromkeys(peers.peers_report._COLUMNS, 100.0) | {"name": "loadbox", "guarded": True}
-    sglang = dict.fromkeys(peers.peers_report._COLUMNS, 4100.0) | {"name": "SGLang load snapshot", "guarded": True}
-    slow = dict.fromkeys(peers.peers_report._COLUMNS, 99.0) | {"name": "other", "guarded": True}
-    torn = dict.fromkeys(peers.peers_report._COLUMNS, 1.0) | {"name": "torn", "guarded": False}
+    columns = (*peers.peers_report._COLUMNS, *peers.peers_report.PACED)
+    own = dict.fromkeys(columns, 100.0) | {"name": "loadbox", "guarded": True}
+    sglang = dict.fromkeys(columns, 4100.0) | {"name": "SGLang load snapshot", "guarded": True}
+    slow = dict.fromkeys(columns, 99.0) | {"name": "other", "guarded": True}
+    torn = dict.fromkeys(columns, 1.0) | {"name": "torn", "guarded": False}
     found = peers.peers_report.verdicts({"LoadboxC": own, "SGLang": sglang, "Other": slow, "Torn": torn})
     verdict = {what: met for what, _, _, met in found}
     assert verdict["SGLang load snapshot: publish"]
     assert not verdict["SGLang load snapshot: read of 64 ranks"], "41 times, 100 asked"
     assert not any(met for what, met in verdict.items() if what.startswith("other"))
+    assert not verdict["other: 64 ranks every 150 ms"]
+    assert verdict["SGLang load snapshot: 64 ranks every 150 ms"]
     assert not any(what.startswith("torn") for what in verdict)
