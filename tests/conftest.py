@@ -149,11 +149,11 @@ def wait_line(child: subprocess.Popen[str], expected: str | None = None) -> str:
 
 
 @pytest.fixture
-def open_files() -> Callable[[], int]:
+def open_files() -> Iterator[Callable[[], int]]:
     """Counts this process's descriptors of files: not the sockets, which another test's threads may be closing still."""
 
     def count() -> int:
-        gc.collect()  # what an earlier test's views hold still
+        gc.collect()
         found = 0
         for fd in os.listdir("/proc/self/fd"):
             try:
@@ -162,4 +162,7 @@ def open_files() -> Callable[[], int]:
                 pass
         return found
 
-    return count
+    gc.collect()  # what an earlier test's views hold still
+    gc.freeze()  # and a collection is one of what this test makes, not of all that thousands of tests have left
+    yield count
+    gc.unfreeze()
